@@ -281,7 +281,7 @@ def test_a_hook_that_raises_when_the_session_ends_is_named(start_agent):
     agent = start_agent({"conftest.py": conftest, "test_one.py": "def test_one():\n    pass\n"}).go()
     assert agent.wait() == 1
     [failed] = agent.all(AgentFailed)
-    assert failed.message == "pytest, or a hook of the suite's, broke down: LookupError: no such store"
+    assert failed.message == "internal error in pytest or in one of the suite's hooks: LookupError: no such store"
     assert failed.kind is FailureKind.SUITE
     assert "conftest.py" in failed.text
     assert [case.outcome for case in agent.cases(0).values()] == ["passed"]

@@ -14,7 +14,7 @@ def test_an_agent_with_another_version_of_torch_runs_no_test(start_agent):
     agent = start_agent({"test_it.py": "def test_passes(): pass\n"}, torch="1.13.1")
     agent.wait()
     [failed] = agent.all(AgentFailed)
-    assert failed.message.startswith("the matrix file states torch 1.13.1, and the Python of this job has torch 2.")
+    assert failed.message.startswith("the matrix file requires torch 1.13.1, but this job's Python has torch 2.")
     assert agent.all(Collected) == []
 
 
@@ -39,7 +39,7 @@ def test_a_given_interpreter_with_another_torch_than_the_images_is_an_error(repo
     (repository / "matrix.toml").write_text(MATRIX.format(stated=stated, python=json.dumps(sys.executable)))
     code, _, _ = allranks("run", "--engine", "process")
     report = (repository / "results/latest/junit.xml").read_text()
-    assert f"the matrix file states torch {stated}, and the Python of this job has torch {torch.__version__}" in report
+    assert f"the matrix file requires torch {stated}, but this job's Python has torch {torch.__version__}" in report
     assert "process.python" in report
     assert code == 4
 

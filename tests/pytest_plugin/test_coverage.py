@@ -1,4 +1,4 @@
-"""``pytest --ranks N --cov``: what all ranks run is one figure, and it decides."""
+"""``pytest --ranks N --cov``: the coverage of all ranks is combined and checked."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def measure(tmp_path, plugins):
     return run
 
 
-def test_the_figure_over_all_ranks_is_whole_and_decides(measure, tmp_path):
+def test_coverage_of_all_ranks_is_combined_and_checked(measure, tmp_path):
     status, output, of_ranks = measure("pytest", "--ranks=2", *COV, "--cov-fail-under=100")
     assert status == 0, output
     assert of_ranks["summary"]["percent_covered"] == 100.0
@@ -51,7 +51,7 @@ def test_the_figure_over_all_ranks_is_whole_and_decides(measure, tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_figure_is_that_of_torchrun(measure, tmp_path):
+def test_coverage_is_the_same_as_under_torchrun(measure, tmp_path):
     status, output, of_ranks = measure("pytest", "--ranks=2", *COV)
     assert status == 0, output
     (tmp_path / ".coverage").unlink()

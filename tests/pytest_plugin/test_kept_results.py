@@ -1,4 +1,4 @@
-"""Which results of ``pytest --ranks`` stay in the temporary folder."""
+"""Which results of ``pytest --ranks`` are kept in the temporary folder."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 from allranks.pytest_plugin import kept_results
-from allranks.pytest_plugin.kept_results import KEPT, forget, forget_older, new_folder
+from allranks.pytest_plugin.kept_results import KEPT, new_folder, remove, remove_older
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def temporary(tmp_path, monkeypatch):
 SESSION = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from allranks.pytest_plugin.kept_results import forget_older, new_folder
+from allranks.pytest_plugin.kept_results import new_folder, remove_older
 
 folder = new_folder()
 (folder / "log").touch()
-forget_older()
+remove_older()
 print(folder.name, flush=True)
 sys.stdin.read()
 """
@@ -49,13 +49,13 @@ def kept(temporary):
     return sorted(path.name for path in root.iterdir())
 
 
-def test_the_results_of_the_last_sessions_stay(temporary):
+def test_the_results_of_the_last_sessions_are_kept(temporary):
     names = [run_session(temporary) for _ in range(KEPT + 2)]
     assert names == [f"session-{number}" for number in range(1, KEPT + 3)]
     assert kept(temporary) == names[-KEPT:]
 
 
-def test_the_results_of_a_session_that_runs_stay_however_many_come_after_it(temporary):
+def test_the_results_of_a_running_session_are_kept(temporary):
     process, name = start_session(temporary)
     others = [run_session(temporary) for _ in range(KEPT + 1)]
     assert kept(temporary) == [name, *others[-KEPT:]]
@@ -64,17 +64,17 @@ def test_the_results_of_a_session_that_runs_stay_however_many_come_after_it(temp
     assert kept(temporary) == [*others[-KEPT + 1 :], last]
 
 
-def test_a_session_without_trouble_leaves_nothing(temporary):
+def test_a_passed_session_leaves_no_results(temporary):
     first, second = new_folder(), new_folder()
-    forget(first)
+    remove(first)
     assert kept(temporary) == [second.name]
-    forget(second)
+    remove(second)
     assert list(temporary.iterdir()) == []
 
 
 def test_a_session_begins_while_another_removes_the_last_results(temporary, monkeypatch):
     parent, calls = kept_results.root(), []
-    numbered = kept_results._numbered
+    numbered = kept_results._sessions
 
     def remove_and_look(folder):
         calls.append(folder)
@@ -82,18 +82,18 @@ def test_a_session_begins_while_another_removes_the_last_results(temporary, monk
             parent.rmdir()
         return numbered(folder)
 
-    monkeypatch.setattr(kept_results, "_numbered", remove_and_look)
+    monkeypatch.setattr(kept_results, "_sessions", remove_and_look)
     assert new_folder().parent.parent == temporary
 
 
-def test_sessions_side_by_side_have_folders_of_their_own(temporary):
+def test_concurrent_sessions_have_separate_folders(temporary):
     sessions = [start_session(temporary) for _ in range(4)]
     for process, _ in sessions:
         process.communicate()
     assert len({name for _, name in sessions}) == 4
 
 
-def test_only_this_user_may_look_at_them(temporary):
+def test_only_this_user_can_read_the_results(temporary):
     folder = new_folder()
     assert folder.is_relative_to(temporary)
     assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
@@ -124,7 +124,7 @@ def as_folder_of_another_user(root, _elsewhere):
 
 
 @pytest.mark.parametrize("made", [as_link, as_dangling_link, as_file, as_open_folder, as_folder_of_another_user])
-def test_what_another_user_may_have_put_there_is_not_used(temporary, made, tmp_path_factory):
+def test_a_folder_that_is_not_safe_is_not_used(temporary, made, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     for number in range(KEPT + 3):
         (elsewhere / f"session-{number}").mkdir()
@@ -134,7 +134,7 @@ def test_what_another_user_may_have_put_there_is_not_used(temporary, made, tmp_p
     folder = new_folder()
     assert folder.parent == temporary
     assert folder.stat().st_mode & 0o777 == 0o700
-    forget_older()
+    remove_older()
     assert sorted(elsewhere.iterdir()) == before
 
 

@@ -1,4 +1,4 @@
-"""``pytest --ranks`` and a job, under the oldest supported pytest and under the newest."""
+"""``pytest --ranks`` and a job, with the oldest supported and the newest pytest."""
 
 import importlib
 import inspect
@@ -63,7 +63,7 @@ torch = "2.13.0"
 
 @pytest.fixture(scope="module", params=[OLDEST, "pytest"], ids=["oldest", "newest"])
 def pytest_folder(request, tmp_path_factory):
-    """A folder that has this pytest, and what it needs, for the front of ``PYTHONPATH``."""
+    """A folder with this version of pytest and its dependencies, to be put first in ``PYTHONPATH``."""
     folder = tmp_path_factory.mktemp("pytest")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, request.param]
     done = subprocess.run(install, capture_output=True, text=True, timeout=300, check=False)
@@ -73,8 +73,8 @@ def pytest_folder(request, tmp_path_factory):
 
 @pytest.fixture
 def started(pytest_folder, environment_without_ranks, tmp_path):
-    """``started("-m", "pytest", ...)``: runs Python beside a suite; returns its exit status and what it printed."""
-    (version,) = (each.version for each in distributions(path=[str(pytest_folder)]) if each.name == "pytest")
+    """``started("-m", "pytest", ...)``: runs Python in the folder of a suite; returns its exit status and output."""
+    (version,) = (found.version for found in distributions(path=[str(pytest_folder)]) if found.name == "pytest")
     (tmp_path / "test_it.py").write_text(SUITE.format(version=version))
     (tmp_path / "matrix.toml").write_text(MATRIX.format(python=sys.executable))
     path = os.pathsep.join(filter(None, (str(pytest_folder), os.environ.get("PYTHONPATH", ""))))
@@ -122,19 +122,19 @@ def test_the_suite_of_collectives_passes(started):
 
 
 def modules():
-    names = (each.name for each in pkgutil.walk_packages(allranks.__path__, "allranks."))
+    names = (module.name for module in pkgutil.walk_packages(allranks.__path__, "allranks."))
     return [importlib.import_module(name) for name in names if not name.endswith("__main__")]
 
 
-def test_every_plugin_can_be_in_a_set():
+def test_every_plugin_is_hashable():
     """Older versions of pytest keep every registered object in a set."""
     plugins = {
-        each
+        plugin
         for module in modules()
-        for each in vars(module).values()
-        if inspect.isclass(each)
-        and each.__module__ == module.__name__
-        and any(inspect.isfunction(getattr(each, name)) for name in dir(each) if name.startswith("pytest_"))
+        for plugin in vars(module).values()
+        if inspect.isclass(plugin)
+        and plugin.__module__ == module.__name__
+        and any(inspect.isfunction(getattr(plugin, name)) for name in dir(plugin) if name.startswith("pytest_"))
     }
     assert len(plugins) > 5
-    assert [each.__name__ for each in plugins if each.__hash__ is None] == []
+    assert [plugin.__name__ for plugin in plugins if plugin.__hash__ is None] == []

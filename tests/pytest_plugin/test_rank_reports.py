@@ -1,4 +1,4 @@
-"""``--junit-xml`` on the ranks of a launcher that is not ours."""
+"""``--junit-xml`` on ranks that another launcher has started."""
 
 import socket
 import subprocess
@@ -30,7 +30,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", 
 
 @pytest.fixture
 def start(tmp_path, environment_without_ranks):
-    """``start("report.xml", ...)``: sessions of as many ranks, each with its ``--junit-xml``; None for no rank."""
+    """``start("report.xml", ...)``: runs a session for each rank, with this ``--junit-xml``; None omits the rank."""
 
     def start_all(*files, suite=SUITE):
         (tmp_path / "test_it.py").write_text(suite)
@@ -63,7 +63,7 @@ def start(tmp_path, environment_without_ranks):
 
 
 def outcomes(file):
-    return {case.get("name"): [each.tag for each in case if each.tag != "properties"] for case in cases_of(file)}
+    return {case.get("name"): [child.tag for child in case if child.tag != "properties"] for case in cases_of(file)}
 
 
 def cases_of(file):
@@ -71,7 +71,7 @@ def cases_of(file):
 
 
 @pytest.mark.thorough
-def test_ranks_that_name_the_same_file_have_one_report(start, tmp_path):
+def test_ranks_with_the_same_file_have_one_report(start, tmp_path):
     (tmp_path / "report.ranks").mkdir()
     (tmp_path / "report.ranks" / "rank-7.xml").write_text("<testsuites />")  # of an earlier run
     (first, code), (_, other_code) = start("report.xml", "report.xml")
@@ -88,7 +88,7 @@ def test_ranks_that_name_the_same_file_have_one_report(start, tmp_path):
 
 
 @pytest.mark.thorough
-def test_torchrun_ends_no_rank_before_the_report_is_there(tmp_path, environment_without_ranks):
+def test_torchrun_ends_no_rank_before_the_report_is_written(tmp_path, environment_without_ranks):
     (tmp_path / "test_it.py").write_text(SUITE)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *PYTEST[1:]]
     done = subprocess.run(
@@ -128,7 +128,7 @@ def test_attributes_that_a_suite_records_are_no_error_of_the_merged_report(start
 
 
 @pytest.mark.thorough
-def test_ranks_that_name_files_of_their_own_keep_them(start, tmp_path):
+def test_ranks_with_different_files_keep_them(start, tmp_path):
     (first, code), _ = start("report-0.xml", "report-1.xml")
     assert code == 0
     assert "report of all" not in first
@@ -136,7 +136,7 @@ def test_ranks_that_name_files_of_their_own_keep_them(start, tmp_path):
     assert list(tmp_path.glob("*.ranks")) == []
 
 
-def test_a_suite_without_rank_tests_is_reported_as_ever(start, tmp_path):
+def test_the_report_of_a_suite_without_rank_tests_is_unchanged(start, tmp_path):
     assert [code for _, code in start("report.xml", "report.xml", suite="def test_plain(): pass")] == [0, 0]
     assert [case.get("classname") for case in cases_of(tmp_path / "report.xml")] == ["test_it"]
     assert list(tmp_path.glob("*.ranks")) == []
@@ -146,27 +146,27 @@ def test_a_suite_without_rank_tests_is_reported_as_ever(start, tmp_path):
 def test_without_a_rank_there_is_no_report_and_an_error(start, tmp_path, absent):
     (tmp_path / "report.xml").write_text("of an earlier run")
     files = [None if rank == absent else "report.xml" for rank in (0, 1)]
-    [(said, code)] = start(*files, suite="def test_passes(rank): pass")
+    [(output, code)] = start(*files, suite="def test_passes(rank): pass")
     assert code == 1
-    assert "there is no report of all ranks" in said
+    assert "could not be written" in output
     assert (tmp_path / "report.xml").exists() == (absent == 0)  # rank 0 removes it
     assert outcomes(tmp_path / "report.ranks" / f"rank-{1 - absent}.xml") == {"test_passes": []}
 
 
-def test_a_report_comes_from_another_node_in_pieces(tmp_path, monkeypatch):
+def test_a_report_is_received_from_another_node_in_chunks(tmp_path, monkeypatch):
     from torch.distributed import HashStore
 
-    monkeypatch.setattr(rank_reports, "_PIECE", 7)
+    monkeypatch.setattr(rank_reports, "_CHUNK", 7)
     store = HashStore()
     reports = []
     for rank in (0, 1):
-        place = RankEnvironment(
+        environment = RankEnvironment(
             rank=rank, world_size=2, local_rank=0, local_world_size=1, backend="gloo", init_method="env", gpu_count=0
         )
-        reports.append(RankReports(place, SimpleNamespace(logfile=str(tmp_path / f"node {rank}" / "report.xml"))))
+        reports.append(RankReports(environment, SimpleNamespace(logfile=str(tmp_path / f"node {rank}" / "report.xml"))))
         (tmp_path / f"node {rank}" / "report.ranks").mkdir(parents=True)
     text = "<testsuites>" + "é" * 100 + "</testsuites>"
     (tmp_path / "node 1" / "report.ranks" / "rank-1.xml").write_text(text)
     reports[1]._send(store)
-    reports[0]._take(store, 1.0)
+    reports[0]._receive(store, 1.0)
     assert (tmp_path / "node 0" / "report.ranks" / "rank-1.xml").read_text() == text

@@ -1,4 +1,4 @@
-"""A debugger and ``pytest --ranks N``: pdb in one rank, on the terminal of the session."""
+"""Debuggers with ``pytest --ranks N``: pdb in one rank, in the terminal of the session, and debugpy."""
 
 import itertools
 import json
@@ -94,13 +94,13 @@ def test_last(): pass
     ),
     ids=str,
 )
-def test_a_session_goes_on_or_ends_when_the_debugger_lets_go(debugged, commands, endings, status):
+def test_a_session_continues_or_ends_with_the_debugger(debugged, commands, endings, status):
     steps = [*(("(rank 1) ", command) for command in commands), *((ending, "") for ending in endings)]
     assert debugged(FAILING, *steps) == status
 
 
 class Editor:
-    """An editor's side of the debug adapter protocol: one breakpoint in all processes, and each stop goes on.
+    """The client side of the debug adapter protocol: sets a breakpoint in all processes, and continues at each stop.
 
     Args:
         port: Where debugpy listens.

@@ -1,4 +1,4 @@
-"""``pytest --ranks N``: plain pytest sessions, whose tests run on ranks."""
+"""``pytest --ranks N``: pytest sessions whose tests run on ranks."""
 
 import re
 import signal
@@ -83,7 +83,7 @@ def environment(tmp_path, environment_without_ranks):
 
 @pytest.fixture
 def session(tmp_path, environment):
-    """``session("-k", "x", file=text, ...)``: runs pytest; returns its exit status and what it printed."""
+    """``session("-k", "x", file=text, ...)``: runs pytest; returns its exit status and output."""
     (tmp_path / "tmp").mkdir()
 
     def run(*arguments, folder=".", variables=(), **files):
@@ -130,8 +130,8 @@ def test_each_test_has_one_outcome_over_all_ranks(session, tmp_path):
         "--ranks=2", "--ranks-timeout=4", "-v", "-rA", "--junit-xml=out.xml", "--tb=short", test_it=OUTCOMES
     )
     assert status == 1
-    told = dict(re.findall(r"^test_it.py::(test_\w+) (\w+)", output, re.MULTILINE))
-    assert told == {
+    printed = dict(re.findall(r"^test_it.py::(test_\w+) (\w+)", output, re.MULTILINE))
+    assert printed == {
         "test_sum": "PASSED",
         "test_fails_on_one": "FAILED",
         "test_fixture": "ERROR",
@@ -156,7 +156,7 @@ def test_each_test_has_one_outcome_over_all_ranks(session, tmp_path):
     assert "/_pytest/" not in output
     assert "4 failed, 3 passed, 2 skipped, 1 xfailed, 1 xpassed, 2 errors" in output
     cases = {case.get("name"): case for case in ET.parse(tmp_path / "out.xml").iter("testcase")}  # noqa: S314 - our own
-    assert cases.keys() == told.keys()
+    assert cases.keys() == printed.keys()
     assert cases["test_fails_on_one"].find("properties/property").get("value") == "0:passed 1:failed"
     folder = re.search(r"logs and stacks of the ranks: (\S+)", output)[1]
     assert list(Path(folder).glob("cells/*/*/attempt-1/rank-1.log"))
@@ -196,7 +196,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.mark.thorough
 def test_on_a_ci_service_the_summary_has_one_line_for_a_failure(session):
-    """Plain texts stand there as a whole (pytest with the variable CI)."""
+    """With the environment variable CI, pytest does not truncate plain strings."""
     test = "def test_it(process_group, rank):\n    assert rank == 0, 'of rank 1'\n    process_group.barrier().wait()\n"
     _, output = session("--ranks=2", "test_it.py", variables=[("CI", "true")], test_it=test)
     summary = output.partition("short test summary info")[2].splitlines()
@@ -206,7 +206,7 @@ def test_on_a_ci_service_the_summary_has_one_line_for_a_failure(session):
     assert re.fullmatch("=+ 1 failed in .*", summary[2])
 
 
-def test_a_selection_by_id_in_a_folder_below_runs_alone_and_leaves_nothing(session, tmp_path):
+def test_a_test_selected_by_id_in_a_subfolder_runs_alone(session, tmp_path):
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "conftest.py").write_text(AROUND_TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --ranks=2 --import-mode=importlib\npythonpath = .")
@@ -252,7 +252,7 @@ def test_debug_without_a_file_overwrites_no_test(session, tmp_path):
     assert [*tmp_path.glob("pytestdebug.ranks/*/*/gang-1/rank-1.log")]
 
 
-def test_a_failure_ends_the_session_where_asked_and_is_the_last_failed(session):
+def test_exitfirst_ends_the_session_and_the_failure_is_in_lastfailed(session):
     suite = "import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_it(rank, n): assert (rank, n) != (1, 1)"
     status, output = session("--ranks=2", "-x", test_it=suite)
     assert status == 1
@@ -280,22 +280,26 @@ WRONG_BACKENDS = [
         (("-n", "2"), {}, "-n of pytest-xdist"),
         (("--pdb",), {}, "--pdb cannot be used.*Use --pdb-rank N."),
         (("--pdb-rank=1",), {}, "--pdb-rank needs a terminal"),
-        (("--pdb-rank=2",), {}, "there are the ranks 0 to 1"),
-        (("--ranks=0",), {}, "give a number of ranks from 1"),
-        (("--ranks=10001",), {}, "give a number of ranks from 1 to 10000"),
+        (("--pdb-rank=2",), {}, "the ranks are 0 to 1"),
+        (("--ranks=0",), {}, "the number of ranks must be from 1"),
+        (("--ranks=10001",), {}, "the number of ranks must be from 1 to 10000"),
         *quick(2, WRONG_BACKENDS),
-        (("--ranks-timeout=0",), {}, "--ranks-timeout 0: give a number of seconds above 0"),
-        (("--ranks-timeout=-3",), {}, "give a number of seconds above 0"),
-        (("--ranks-timeout=nan",), {}, "give a number of seconds above 0"),
-        (("--ranks-timeout=inf",), {}, "give a number of seconds above 0"),
-        ((), {"RANK": "0", "WORLD_SIZE": "2"}, r"this process is one of 2 \(WORLD_SIZE\)"),
-        ((), {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, r"this process is one of 2 \(SLURM_STEP_NUM_TASKS\)"),
-        ((), {"WORLD_SIZE": "3"}, "--ranks is 2, and WORLD_SIZE is 3"),
-        ((), {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', which is not a number"),
+        (("--ranks-timeout=0",), {}, "--ranks-timeout 0: the number of seconds must be greater than 0"),
+        (("--ranks-timeout=-3",), {}, "the number of seconds must be greater than 0"),
+        (("--ranks-timeout=nan",), {}, "the number of seconds must be greater than 0"),
+        (("--ranks-timeout=inf",), {}, "the number of seconds must be greater than 0"),
+        ((), {"RANK": "0", "WORLD_SIZE": "2"}, r"this process is already one of 2 ranks \(WORLD_SIZE\)"),
+        (
+            (),
+            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+            r"this process is already one of 2 ranks \(SLURM_STEP_NUM_TASKS\)",
+        ),
+        ((), {"WORLD_SIZE": "3"}, "--ranks is 2, but WORLD_SIZE is 3"),
+        ((), {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', which is not a non-negative number"),
     ],
     ids=str,
 )
-def test_what_cannot_be_combined_is_a_usage_error(session, arguments, variables, words):
+def test_conflicting_options_are_a_usage_error(session, arguments, variables, words):
     status, output = session("--ranks=2", *arguments, variables=variables, test_it="def test_it(): pass")
     assert status == pytest.ExitCode.USAGE_ERROR
     assert re.search(words, output)
@@ -357,7 +361,7 @@ dist.Backend.register_backend("mine", Group, devices=["cpu"])
     ),
     ids=["conftest.py", "matrix.toml", "own conftest.py", "-p"],
 )
-def test_a_backend_of_ones_own_is_accepted(session, tmp_path, arguments, files, declared):
+def test_a_custom_backend_is_accepted(session, tmp_path, arguments, files, declared):
     (tmp_path / "matrix.toml").write_text(declared or "[suites.mine]\npath = 'tests'\n")
     test = "def test_it(backend): assert backend == 'mine'\n"
     files = {**files, "test_it": files.get("test_it", "") + test}
@@ -366,7 +370,7 @@ def test_a_backend_of_ones_own_is_accepted(session, tmp_path, arguments, files, 
     assert "ranks: 2 over mine" in output
 
 
-def test_a_damaged_matrix_file_is_a_usage_error_where_it_would_declare_the_backend(session, tmp_path):
+def test_a_broken_matrix_file_is_a_usage_error_if_it_might_declare_the_backend(session, tmp_path):
     (tmp_path / "matrix.toml").write_text("[matrix]\ncustom_backends = 'mine'\n")
     test = "def test_it(): pass"
     assert session("--ranks=2", test_it=test)[0] == 0
@@ -423,7 +427,7 @@ def test_a_session_that_only_collects_has_nothing_to_run(session):
     assert status == 0, output
 
 
-def test_a_job_that_breaks_down_leaves_no_test_without_a_report(session):
+def test_every_test_is_reported_if_the_job_fails(session):
     suite = """
 import os
 if "ALLRANKS_GPU_COUNT" in os.environ:  # in the job, not where it was selected
@@ -438,7 +442,7 @@ def test_two(): pass
     assert "there is no such thing here" in output
 
 
-def test_a_test_that_the_ranks_do_not_have_is_an_error(session):
+def test_a_test_that_the_job_does_not_collect_is_an_error(session):
     suite = """
 import os, pytest
 @pytest.mark.parametrize("n", [0] if "ALLRANKS_GPU_COUNT" in os.environ else [0, 1])
@@ -447,7 +451,7 @@ def test_it(n): pass
     status, output = session("--ranks=2", test_it=suite)
     assert status == 1
     assert "1 passed, 1 error" in output
-    assert "no rank reported this test: it is there when pytest collects" in output
+    assert "no rank reported this test: pytest has collected it, but" in output
 
 
 def test_a_module_that_cannot_be_imported_ends_the_session_before_any_rank(session):
@@ -509,8 +513,8 @@ OF_TEXTS = "{'ada', 'bea', 'cyd', 'dan', 'eve', 'fay', 'gil', 'hal'}"
         ],
     ),
 )
-def test_parameters_are_those_that_pytest_has_collected_or_it_is_an_error(session, source, variables, is_same):
+def test_parameters_that_differ_from_those_pytest_collected_are_an_error(session, source, variables, is_same):
     status, output = session("--ranks=2", variables=variables, test_drawn=DRAWN.replace("SOURCE", source))
     assert status == (0 if is_same else 1), output
-    assert ("The ranks have other parameter values than pytest under the same ids" in output) != is_same
+    assert ("The parameter values of the ranks differ from those of pytest under the same ids" in output) != is_same
     assert ("PYTHONHASHSEED=0 pytest --ranks" in output) != is_same

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# The helpers that drive real agents, which pytest's importlib mode does not find.
+# The helpers that run real agents, which pytest does not find in importlib mode.
 sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 
 from agent_fork_server import AgentForkServer
@@ -29,14 +29,14 @@ CELL_VARIABLES = (
 
 @pytest.fixture
 def no_cell(monkeypatch):
-    """The surroundings of a plain pytest."""
+    """Remove the environment variables of a cell."""
     for name in CELL_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def cell(monkeypatch, no_cell):  # noqa: ARG001 - what is not set is absent
-    """``cell(WORLD_SIZE=2, ...)``: what an agent tells a rank."""
+def cell(monkeypatch, no_cell):  # noqa: ARG001 - removes other variables
+    """``cell(WORLD_SIZE=2, ...)``: sets environment variables that an agent sets for a rank."""
 
     def set_cell(**variables):
         for name, value in variables.items():
@@ -47,7 +47,7 @@ def cell(monkeypatch, no_cell):  # noqa: ARG001 - what is not set is absent
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """``gpus(2)``: what torch says of the GPUs of this host."""
+    """``gpus(2)``: makes torch report this number of GPUs."""
 
     def set_gpus(count):
         for module in (torch.cuda, torch.accelerator):
@@ -59,7 +59,7 @@ def gpus(monkeypatch):
 
 @pytest.fixture
 def skip_of():
-    """The skip that a requirement raises."""
+    """``skip_of(requirement)``: the skip that the requirement raises."""
 
     def get(requirement):
         with pytest.raises(EnvironmentSkip) as caught:
@@ -79,7 +79,7 @@ def agent_fork_server():
 
 @pytest.fixture
 def run_gang(tmp_path, agent_fork_server):
-    """``run_gang({"test_it.py": ...}, world_size=3)``: runs a suite in real ranks to its end."""
+    """``run_gang({"test_it.py": ...}, world_size=3)``: runs a suite in real ranks; returns the ended agent."""
     runs = []
 
     def launch(arguments, environment, folder, stdin, stdout):

@@ -15,7 +15,7 @@ def c_puts(text):
     ctypes.CDLL(None).puts(text.encode())
 
 
-def test_python_c_and_child_processes_are_caught_in_their_order():
+def test_output_of_python_c_and_child_processes_is_captured_in_order():
     with captured_output() as (out, err):
         print("python")
         c_puts("c")
@@ -28,7 +28,7 @@ def test_python_c_and_child_processes_are_caught_in_their_order():
     assert err.getvalue() == "to stderr\nalso\n"
 
 
-def test_what_c_still_buffers_is_read_at_once_and_caught_by_the_right_one():
+def test_buffered_c_output_is_read_immediately_and_in_the_right_capture():
     code = """
 import ctypes
 from allranks.testing.observed import captured_output
@@ -47,7 +47,7 @@ assert out.getvalue() == "early\\nlate\\n", out.getvalue()
 
 
 @pytest.mark.thorough
-def test_what_torchs_cpp_prints_is_caught_outside_of_pytest_too():
+def test_output_of_torchs_cpp_code_is_captured_outside_of_pytest():
     code = """
 import torch
 from allranks.testing import captured_output
@@ -71,20 +71,20 @@ def test_the_innermost_catches():
     assert (outer.getvalue(), inner.getvalue()) == ("before\nafter\n", "inside\nand below\n")
 
 
-def test_output_larger_than_a_pipe_is_no_problem():
+def test_output_larger_than_a_pipe_is_captured():
     with captured_output() as (out, _):
         os.write(1, b"x" * 5_000_000)
         sys.stdout.write("y" * 5_000_000)
     assert len(out.getvalue()) == 10_000_000
 
 
-def test_bytes_that_are_no_text_are_shown_as_such():
+def test_invalid_utf_8_is_replaced():
     with captured_output() as (out, _):
         os.write(1, b"a\xffb")
     assert out.getvalue() == "a\ufffdb"
 
 
-def test_an_exception_passes_and_output_is_as_before(capfd):
+def test_an_exception_propagates_and_output_is_restored(capfd):
     def print_and_fail():
         print("caught")
         int("no number")

@@ -4,7 +4,7 @@ from allranks.testing import verify_ddp_error_logged
 
 
 class Model:
-    """A stand-in: making DDP itself fail takes two ranks, which the last test has."""
+    """A fake of DDP, because a failure of DDP itself needs two ranks, as in the last test."""
 
     def __init__(self, **log):
         self._log = log
@@ -13,7 +13,7 @@ class Model:
         return self._log
 
 
-def test_the_words_of_the_error_are_found():
+def test_the_expected_text_is_found_in_the_error():
     model = Model(iteration=3, has_error=1, error="in iteration 3: it went wrong")
     verify_ddp_error_logged(model, "it went wrong")
 
@@ -28,13 +28,13 @@ def test_another_error_is_shown():
         verify_ddp_error_logged(Model(iteration=3, has_error=1, error="all is lost"), "it went wrong")
 
 
-def test_a_log_without_an_error_says_what_it_lacks():
-    with pytest.raises(AssertionError, match="lacks has_error, error"):
+def test_a_log_without_an_error_lists_the_missing_fields():
+    with pytest.raises(AssertionError, match="has no has_error and no error"):
         verify_ddp_error_logged(Model(iteration=3), "it went wrong")
 
 
-def test_a_torch_without_the_log_is_one_clear_error():
-    with pytest.raises(RuntimeError, match="has no readable log"):
+def test_a_torch_without_the_log_is_an_error():
+    with pytest.raises(RuntimeError, match="cannot be read"):
         verify_ddp_error_logged(object(), "it went wrong")
 
 
@@ -61,7 +61,7 @@ def test_ddp_of_torch_logs_an_unused_parameter(run_gang):
                     with pytest.raises(RuntimeError, match="Expected to have finished reduction") as caught:
                         model(torch.ones(1, 2))
                     verify_ddp_error_logged(model, str(caught.value))
-                    with pytest.raises(AssertionError, match="another error"):
+                    with pytest.raises(AssertionError, match="different error"):
                         verify_ddp_error_logged(model, "all is lost")
             """
         }

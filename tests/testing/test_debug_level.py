@@ -14,7 +14,7 @@ def state():
 
 @pytest.fixture(params=[None, "INFO"])
 def before(request, monkeypatch):
-    """The state before a test, with the variable set and unset; torch's level is another than the variable's."""
+    """The state before a test, with the variable set and unset; torch's level differs from the variable."""
     if request.param is None:
         monkeypatch.delenv(VARIABLE, raising=False)
     else:
@@ -25,7 +25,7 @@ def before(request, monkeypatch):
     dist.set_debug_level(level)
 
 
-def test_the_test_runs_under_each_level_and_both_are_put_back(before):
+def test_the_test_runs_at_each_level_and_both_settings_are_restored(before):
     seen = []
 
     @with_dist_debug_levels(["OFF", "INFO", "DETAIL"])
@@ -38,7 +38,7 @@ def test_the_test_runs_under_each_level_and_both_are_put_back(before):
     assert state() == before
 
 
-def test_a_failure_names_the_level_and_leaves_it(before):
+def test_a_failure_states_the_level_and_the_level_is_restored(before):
     @with_dist_debug_levels(["OFF", "DETAIL"])
     def body():
         assert os.environ[VARIABLE] == "OFF"
@@ -49,14 +49,14 @@ def test_a_failure_names_the_level_and_leaves_it(before):
     assert state() == before
 
 
-def test_a_level_can_be_had_for_a_while(before):
+def test_a_level_can_be_set_temporarily(before):
     with dist_debug_level("DETAIL"):
         assert state() == ("DETAIL", dist.DebugLevel.DETAIL)
     assert state() == before
 
 
 @pytest.mark.parametrize("levels", [["LOUD"], ["OFF", "detail"], []])
-def test_no_level_and_unknown_levels_are_errors_at_once(levels):
+def test_missing_and_unknown_levels_are_errors_when_decorating(levels):
     with pytest.raises(ValueError, match="OFF, INFO, DETAIL"):
         with_dist_debug_levels(levels)
 

@@ -1,4 +1,4 @@
-"""Test cases and a fixture for torch.compile: in this process, under a plain pytest, and in ranks."""
+"""Test cases and a fixture for torch.compile: in this process, under plain pytest, and in ranks."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def counters():
     counters.clear()
 
 
-def test_what_was_compiled_before_is_compiled_again(counters):
+def test_code_that_was_compiled_before_is_compiled_again(counters):
     compiled, one = torch.compile(double, backend="eager"), torch.ones(1)
     for _ in range(2):
         compiled(one)
@@ -42,7 +42,7 @@ def test_what_was_compiled_before_is_compiled_again(counters):
         assert not counters
 
 
-def test_a_failure_leaves_nothing_either(counters):
+def test_a_failed_test_leaves_no_folder(counters):
     from torch._dynamo import config
 
     def fail():
@@ -74,7 +74,7 @@ def test_a_compiler_s_error_is_not_suppressed(monkeypatch):
 def run(case):
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
-    return [(each.id().rpartition(".")[2], text) for each, text in [*result.failures, *result.errors]]
+    return [(case.id().rpartition(".")[2], text) for case, text in [*result.failures, *result.errors]]
 
 
 def test_each_test_of_a_class_has_an_empty_dynamo_and_a_group(counters):
@@ -100,7 +100,7 @@ def test_each_test_of_a_class_has_an_empty_dynamo_and_a_group(counters):
     assert not dist.is_initialized()
 
 
-def test_a_class_that_fails_in_set_up_leaves_nothing(counters):
+def test_a_class_that_fails_in_setup_leaves_no_ranks(counters):
     class Case(DynamoDistributedSingleProcTestCase):
         def setUp(self):
             super().setUp()
@@ -173,7 +173,7 @@ SUITE = """
 
 
 @pytest.mark.thorough
-def test_under_a_plain_pytest_ranks_forget_what_the_launching_process_compiled(tmp_path, environment_without_ranks):
+def test_under_plain_pytest_ranks_drop_the_launching_process_s_compilations(tmp_path, environment_without_ranks):
     test = tmp_path / "test_compiled.py"
     check = """
     assert "torch._dynamo" not in sys.modules, "imported before a test needs it"

@@ -1,4 +1,4 @@
-# ruff: noqa: PT009 - the assertions of unittest are what is tested here
+# ruff: noqa: PT009 - this tests the assertions of unittest
 import pytest
 import torch
 

@@ -11,7 +11,7 @@ from allranks.testing.environment import RankEnvironment
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("no_cell")
 
-# Hypothesis' own plugin would be imported again for each pytest that these tests start, a second each time.
+# Each pytest that these tests start would import Hypothesis' plugin, which takes a second.
 PLUGIN = ("-p", "allranks.testing.fixtures", "-p", "no:hypothesispytest")
 
 
@@ -22,8 +22,8 @@ def group_of_one(tmp_path):
     dist.destroy_process_group()
 
 
-def test_the_environment_is_what_the_agent_says():
-    told = {
+def test_the_environment_is_read_from_the_agents_variables():
+    variables = {
         "RANK": "5",
         "WORLD_SIZE": "8",
         "LOCAL_RANK": "1",
@@ -34,7 +34,7 @@ def test_the_environment_is_what_the_agent_says():
         "ALLRANKS_GANG": "3",
         "ALLRANKS_SHARED": "/somewhere/gang-3",
     }
-    assert RankEnvironment.read(told) == RankEnvironment(
+    assert RankEnvironment.read(variables) == RankEnvironment(
         rank=5,
         world_size=8,
         local_rank=1,
@@ -88,7 +88,7 @@ def test_the_fixtures_are_the_ranks_environment(pytester, monkeypatch):
 
 
 @pytest.mark.parametrize("variables", [{"BACKEND": "nccl"}, {"BACKEND": "gloo", "ALLRANKS_GPU_COUNT": "2"}], ids=str)
-def test_in_a_cell_of_gpus_the_device_is_the_local_ranks_own(pytester, monkeypatch, variables):
+def test_in_a_gpu_cell_the_device_is_that_of_the_local_rank(pytester, monkeypatch, variables):
     for name, value in {**variables, "RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -102,7 +102,7 @@ def test_in_a_cell_of_gpus_the_device_is_the_local_ranks_own(pytester, monkeypat
     pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
 
 
-def test_a_cell_of_gpus_on_a_host_without_skips_what_needs_the_device(pytester, monkeypatch):
+def test_device_skips_in_a_gpu_cell_on_a_host_without_gpus(pytester, monkeypatch):
     monkeypatch.setenv("BACKEND", "nccl")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     pytester.makepyfile("def test_it(device): raise AssertionError")
@@ -124,7 +124,7 @@ def test_the_process_group_is_the_default_one(pytester):
     pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
 
 
-def test_without_a_default_group_the_error_says_what_to_do(pytester, monkeypatch):
+def test_without_a_default_group_the_error_explains_what_to_do(pytester, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GANG", "1")
     pytester.makepyfile("def test_it(process_group): pass")
     result = pytester.runpytest_inprocess(*PLUGIN)
@@ -159,7 +159,7 @@ def test_subgroups_end_with_their_test_whether_it_passes_or_fails(pytester, endi
     pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(**outcomes)
 
 
-def test_the_marker_for_tests_without_a_group_is_known(pytester):
+def test_the_marker_for_tests_without_a_group_is_registered(pytester):
     pytester.makepyfile(
         """
         import pytest
@@ -171,7 +171,7 @@ def test_the_marker_for_tests_without_a_group_is_known(pytester):
     pytester.runpytest_inprocess(*PLUGIN, "--strict-markers").assert_outcomes(passed=1)
 
 
-def test_a_session_that_uses_nothing_of_ours_does_not_load_the_agent():
+def test_a_session_without_our_features_does_not_load_the_agent():
     loaded = "import sys, allranks.pytest_plugin, allranks.testing.fixtures; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert {"allranks.protocol.records", "allranks.agent.program", "allranks.protocol.config"}.isdisjoint(

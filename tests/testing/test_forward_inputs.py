@@ -17,19 +17,19 @@ def test_each_module_saves_the_input_of_its_last_forward_pass():
     assert torch.equal(output, model.c2.l(saved[model.c2]))
 
 
-def test_the_saved_type_is_that_before_the_cast():
+def test_the_saved_dtype_is_that_before_the_cast():
     saved = {}
     model = SaveForwardInputsModule(saved, cast_forward_inputs=True)
     assert model(torch.ones(1, 100, dtype=torch.float64)).dtype == torch.float32
     assert saved_dtypes(saved) == {model: torch.float64}
 
 
-def test_without_a_cast_a_wrong_type_is_an_error():
+def test_without_a_cast_a_wrong_dtype_is_an_error():
     with pytest.raises(RuntimeError, match="dtype"):
         SaveForwardInputsModule({}, cast_forward_inputs=False)(torch.ones(1, 100, dtype=torch.float64))
 
 
-def test_a_copy_saves_into_a_mapping_of_its_own():
+def test_a_copy_saves_inputs_in_its_own_mapping():
     model = SaveForwardInputsModel({}, cast_forward_inputs=False)
     twin = copy.deepcopy(model)
     twin(torch.ones(1, 100))

@@ -1,4 +1,4 @@
-"""Launcher tests under a plain pytest, and under unittest, without an agent."""
+"""Multi-process tests under plain pytest and unittest, without an agent."""
 
 import os
 import re
@@ -175,7 +175,7 @@ LAST = """
 
 
 class Report:
-    """What pytest said of each test, by its class and name."""
+    """The result of each test in a JUnit report, by its class and name."""
 
     def __init__(self, path):
         document = ET.parse(path)  # noqa: S314 - our own
@@ -191,7 +191,7 @@ class Report:
         return next(child.get("message") for child in self.case(name) if child.get("message") is not None)
 
     def error(self, name):
-        """The whole error: newer versions of pytest cut the message of a long one."""
+        """The complete error text: newer versions of pytest truncate long messages."""
         lines = next(child.text for child in self.case(name) if child.tag in ("failure", "error")).splitlines()
         return "\n".join(line.removeprefix("E").strip() for line in lines if line.startswith("E "))
 
@@ -288,13 +288,13 @@ def test_the_ranks_decide_the_test(report, test, outcome):
                 r"it was in \S+ in test_hangs\n"
             ),
         ),
-        ("TestExits.test_should_abort", r"rank 0 was to end with exit status -6, and its test ended without that$"),
+        ("TestExits.test_should_abort", r"rank 0 must exit with status -6, but its test ended without an exit$"),
         ("TestNoRanks.test_needs_ranks", r"no rank was started for .*\n.*_spawn_processes"),
         ("TestSetUp.test_in_vain", r"RuntimeError: after the start$"),
         ("TestClass.test_c_fails", r"rank 1 failed: AssertionError: rank 1 is wrong\n"),
     ],
 )
-def test_the_error_begins_with_the_first_cause(report, test, pattern):
+def test_the_error_starts_with_the_first_cause(report, test, pattern):
     assert re.search(pattern, report.error(test), re.DOTALL), report.error(test)
 
 
@@ -302,7 +302,7 @@ def test_the_error_has_the_traceback_of_the_rank(report):
     assert 'raise ValueError("rank 1 broke first")' in report.error("TestRanks.test_fails")
 
 
-def test_what_ranks_print_is_shown_with_their_number(report):
+def test_the_output_of_ranks_has_their_number(report):
     text = report.text("TestRanks.test_fails")
     assert "[rank 0] this is 0\n[rank 1] this is 1\n" in text
     assert "[rank 1] to the descriptor\n" in text
@@ -349,7 +349,7 @@ def test_the_default_time_limit_is_that_of_torchs_variable(tmp_path):
 
 
 @pytest.mark.thorough
-def test_nothing_of_the_ranks_stays_in_the_temporary_folder(tmp_path):
+def test_ranks_leave_no_temporary_files(tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE))

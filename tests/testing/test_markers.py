@@ -40,14 +40,14 @@ def test_pytest_lists_every_marker_with_its_arguments(pytester):
 
 @pytest.mark.parametrize("optimization", ["", "1", "2"])
 def test_markers_are_described_under_every_optimization(optimization):
-    """Under ``-OO`` functions have no docstrings."""
+    """With ``-OO``, functions have no docstrings."""
     code = "from allranks.testing.markers import *; print(*marker_lines(), sep='\\n')"
     environment = {**os.environ, "PYTHONOPTIMIZE": optimization, "PYTHONPATH": os.pathsep.join(sys.path)}
     listed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert listed.stdout.splitlines() == list(marker_lines())
 
 
-def test_a_marked_test_is_skipped_before_any_fixture_is_made(pytester, cell):
+def test_a_marked_test_is_skipped_before_any_fixture_is_set_up(pytester, cell):
     cell()
     pytester.makepyfile(
         """
@@ -75,7 +75,7 @@ def test_a_marked_test_is_skipped_before_any_fixture_is_made(pytester, cell):
     )
 
 
-def test_a_module_can_be_marked_and_a_met_marker_does_nothing(pytester, cell):
+def test_a_module_can_be_marked_and_a_requirement_that_is_met_has_no_effect(pytester, cell):
     cell(WORLD_SIZE=2)
     pytester.makepyfile(
         """
@@ -95,14 +95,14 @@ def test_a_module_can_be_marked_and_a_met_marker_does_nothing(pytester, cell):
     ("marker", "complaint", "usage"),
     [
         ("require_gpus", "missing a required argument: 'n'", "require_gpus(n, *, on=None)"),
-        ("require_gpus('2')", "how many GPUs must be a whole number, and '2' is not", "require_gpus(n, *, on=None)"),
+        ("require_gpus('2')", "the number of GPUs must be an integer, not '2'", "require_gpus(n, *, on=None)"),
         ("require_gpus(0)", "a test cannot need 0 GPUs", "require_gpus(n, *, on=None)"),
         ("require_world_size(at_least=2)", "missing a required argument: 'minimum'", "require_world_size(minimum)"),
         ("require_nccl('2.27')", "too many positional arguments", "require_nccl"),
-        ("skip_when(True, 'so')", "so give a function", "skip_when(condition, reason)"),
+        ("skip_when(True, 'so')", "the condition must be a function", "skip_when(condition, reason)"),
     ],
 )
-def test_a_wrong_marker_is_one_error_that_says_what_is_right(pytester, cell, marker, complaint, usage):
+def test_a_wrong_marker_is_an_error_that_shows_the_usage(pytester, cell, marker, complaint, usage):
     cell()
     pytester.makepyfile(
         f"""
@@ -119,6 +119,6 @@ def test_a_wrong_marker_is_one_error_that_says_what_is_right(pytester, cell, mar
     output = result.stdout.str()
     assert f"@pytest.mark.{name} on " in output
     assert complaint in output
-    assert f"It is written @pytest.mark.{usage}.\n" in output
+    assert f"Usage: @pytest.mark.{usage}\n" in output
     assert "Traceback" not in output
     assert "markers.py" not in output

@@ -1,4 +1,4 @@
-"""Rank tests under a pytest that allranks did not start: alone, or as ranks of torchrun, srun and mpirun."""
+"""Rank tests without an agent: in a single process, or as ranks of torchrun, srun and mpirun."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def test_again(process_group, shared_tmp_path, file_barrier, rank, world_size):
 
 @pytest.fixture
 def start(tmp_path, environment_without_ranks):
-    """``start(VARIABLE=..., ...)``: starts a plain pytest of the suite with these variables."""
+    """``start(VARIABLE=..., ...)``: starts pytest for the suite with these environment variables."""
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider -p no:hypothesispytest")
     started = []
@@ -100,13 +100,13 @@ VARIABLES = {
     "launcher",
     quick(1, ["Open MPI's", "torchrun's", "SLURM's", "PMI's"]),
 )
-def test_ranks_of_a_launcher_meet_on_one_node(start, launcher):
+def test_ranks_of_a_launcher_on_one_node_find_each_other(start, launcher):
     for output, status in ends(*(start(**VARIABLES[launcher](rank)) for rank in "01")):
         assert status == 0, output
         assert "4 passed" in output
 
 
-def test_ranks_of_torchrun_meet_in_its_store(start, tmp_path, environment_without_ranks):
+def test_ranks_of_torchrun_use_its_store(start, tmp_path, environment_without_ranks):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest"]
     ends(start("--collect-only"))
     done = subprocess.run(
@@ -122,33 +122,33 @@ def test_ranks_of_torchrun_meet_in_its_store(start, tmp_path, environment_withou
 
 
 @pytest.mark.thorough
-def test_a_rank_whose_peer_does_not_come_says_so(start):
+def test_a_rank_whose_peer_does_not_arrive_reports_it(start):
     variables = {**VARIABLES["torchrun's"]("1"), "ALLRANKS_RENDEZVOUS_TIMEOUT": "1"}
     [(output, status)] = ends(start("-k", "sum", **variables))
     assert status == 1
-    assert "the ranks did not meet within 1 s: nothing came from rank 0" in output
-    assert "This is rank 1 of 2, as the environment says." in output
+    assert "the rendezvous of the ranks did not finish within 1 s: rank 0 did not arrive" in output
+    assert "This is rank 1 of 2, according to the environment." in output
 
 
-def test_a_test_that_asks_for_no_group_needs_no_peers(start, tmp_path):
+def test_a_test_without_a_group_needs_no_peers(start, tmp_path):
     (tmp_path / "test_it.py").write_text("def test_it(rank, world_size): assert (rank, world_size) == (1, 2)")
     [(output, status)] = ends(start(**VARIABLES["torchrun's"]("1"), MASTER_ADDR="nowhere.invalid", MASTER_PORT="1"))
     assert status == 0, output
 
 
-def test_ranks_on_several_nodes_without_an_address_are_told_to_set_one():
-    place = RankEnvironment.read(
+def test_ranks_on_several_nodes_without_an_address_are_an_error():
+    environment = RankEnvironment.read(
         {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     )
     with pytest.raises(RuntimeError, match="Set MASTER_ADDR"):
-        PlainWorld(place, {}).join()
+        PlainWorld(environment, {}).join()
 
 
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [("gpu7", "gpu7"), ("gpu[07-09,12],login", "gpu07"), ("a-[3]-ib,b", "a-3-ib"), ("a,b", "a"), ("n[1,3-4]", "n1")],
 )
-def test_ranks_of_a_slurm_step_meet_on_its_first_node(nodes, first):
+def test_the_rendezvous_of_a_slurm_step_is_on_its_first_node(nodes, first):
     variables = {
         "SLURM_PROCID": "3",
         "SLURM_STEP_NUM_TASKS": "4",
@@ -159,16 +159,21 @@ def test_ranks_of_a_slurm_step_meet_on_its_first_node(nodes, first):
         "SLURM_JOB_ID": "5",
         "SLURM_STEP_ID": "0",
     }
-    place = RankEnvironment.read(variables)
-    assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (3, 4, 1, 2)
-    host, port = PlainWorld(place, variables)._address()
+    environment = RankEnvironment.read(variables)
+    assert (environment.rank, environment.world_size, environment.local_rank, environment.local_world_size) == (
+        3,
+        4,
+        1,
+        2,
+    )
+    host, port = PlainWorld(environment, variables)._address()
     assert host == first
     assert 15_000 <= int(port) < 30_000
-    assert (host, port) == PlainWorld(place, {**variables, "SLURM_PROCID": "0"})._address()
-    assert PlainWorld(place, {**variables, "MASTER_ADDR": "h", "MASTER_PORT": "1"})._address() == ("h", "1")
+    assert (host, port) == PlainWorld(environment, {**variables, "SLURM_PROCID": "0"})._address()
+    assert PlainWorld(environment, {**variables, "MASTER_ADDR": "h", "MASTER_PORT": "1"})._address() == ("h", "1")
 
 
-def test_a_batch_script_of_slurm_is_no_rank():
+def test_a_slurm_batch_script_is_not_a_rank():
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_ID": "5"}
     assert RankEnvironment.read(batch).world_size == 1
 
@@ -176,7 +181,7 @@ def test_a_batch_script_of_slurm_is_no_rank():
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, and WORLD_SIZE is 2"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
         ({"RANK": "first", "WORLD_SIZE": "2"}, "RANK is 'first'"),
         ({"PMI_RANK": "-1", "PMI_SIZE": "2"}, "PMI_RANK is '-1'"),
     ],

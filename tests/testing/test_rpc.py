@@ -49,7 +49,7 @@ WORLD = {
 
         @pytest.mark.parametrize("number", range(3))
         @with_rpc()
-        def test_many_worlds_one_after_the_other(rank, world_size, number):
+        def test_many_worlds_in_sequence(rank, world_size, number):
             assert rpc.rpc_sync(worker_name((rank + 1) % world_size), double, args=(number,)) == 2 * number
 
         class TestMethods:
@@ -86,18 +86,18 @@ WORLD = {
                 rref.to_here()
                 wait_until_pending_futures_and_users_flushed(timeout=20)
                 wait_until_owners_and_forks_on_rank(1, 1, rank=1)
-                with pytest.raises(TimeoutError, match="worker1 had 1 owners and 1 forks after 0.2 s, not 2 and 3"):
+                with pytest.raises(TimeoutError, match="had 1 owners and 1 forks after 0.2 s, instead of 2 and 3"):
                     wait_until_owners_and_forks_on_rank(2, 3, rank=1, timeout=0.2)
                 del rref
                 wait_until_owners_and_forks_on_rank(0, 0, rank=1)
                 assert get_num_owners_and_forks() == (0, 0)
 
         @with_rpc
-        def test_a_node_that_answers_does_not_fail(rank, world_size):
+        def test_a_worker_that_executes_calls_has_not_failed(rank, world_size):
             if rank == 0:
-                answered = r"every call was answered|the last call had no answer after 0\\.[012]\\d\\d s"
+                answered = r"all calls succeeded|the last call had no result after 0\\.[012]\\d\\d s"
                 for regex in ("x", get_timeout_error_regex()):
-                    with pytest.raises(TimeoutError, match=rf"worker1 did not fail with .+ in 0.3 s: ({answered})$"):
+                    with pytest.raises(TimeoutError, match=rf"did not fail with .+ within 0.3 s: ({answered})$"):
                         wait_until_node_failure(1, regex, timeout=0.3)
 
         @with_rpc
@@ -116,7 +116,7 @@ WORLD = {
 
         @pytest.mark.no_process_group
         @with_rpc
-        def test_a_process_group_beside_rpc(rank, world_size):
+        def test_a_process_group_in_addition_to_rpc(rank, world_size):
             folder = RankEnvironment.read().shared
             for _ in range(2):
                 initialize_pg(f"file://{folder}/beside", rank, world_size)
@@ -128,7 +128,7 @@ WORLD = {
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.thorough)])
 def world(request, tmp_path_factory, agent_fork_server):
-    """One run of all of ``WORLD`` for several tests to look at."""
+    """One run of ``WORLD``, shared by several tests."""
     import functools
 
     from agent_run import AgentRun
@@ -146,32 +146,32 @@ def world(request, tmp_path_factory, agent_fork_server):
 NAMES = [
     "test_function",
     "test_nothing_is_left",
-    *(f"test_many_worlds_one_after_the_other[{number}]" for number in range(3)),
+    *(f"test_many_worlds_in_sequence[{number}]" for number in range(3)),
     "test_without_clean_shutdown",
     "test_without_setting_up",
     "test_that_shuts_down_itself",
     "test_delayed_messages_take_the_faulty_agent",
     "test_faulty_messages_get_through_in_the_end",
     "test_owners_and_forks",
-    "test_a_node_that_answers_does_not_fail",
+    "test_a_worker_that_executes_calls_has_not_failed",
     "test_profiled_calls_are_found",
     "test_without_a_process_group",
-    "test_a_process_group_beside_rpc",
+    "test_a_process_group_in_addition_to_rpc",
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_in_real_worlds(world, name):
     cases = [world.cases(rank)[name] for rank in range(world.config.world_size)]
-    # What one rank says of another is only half of the story.
+    # Show the errors of all ranks, because that of one rank may be a consequence.
     assert all(case.outcome == "passed" for case in cases), "\n\n".join(case.text for case in cases)
 
 
-def test_no_test_of_the_world_is_forgotten_here(world):
+def test_every_test_of_the_world_is_listed(world):
     assert set(world.cases(0)) == set(NAMES)
 
 
-def test_a_node_that_leaves_fails_and_so_does_one_that_dies(run_gang):
+def test_a_worker_that_exits_or_dies_has_failed(run_gang):
     agent = run_gang(
         {
             "test_it.py": """
@@ -230,7 +230,7 @@ def test_a_test_that_fails_shuts_rpc_down_and_the_next_has_a_world_again(run_gan
     assert agent.outcomes("test_next") == ("passed", "passed")
 
 
-def test_references_that_are_left_are_an_error(run_gang):
+def test_remaining_references_are_an_error(run_gang):
     agent = run_gang(
         {
             "test_it.py": """
@@ -302,7 +302,7 @@ KEPT_FILES = {
         kept.append(os.getpid())
         assert len(kept) == number + 1
 
-    def test_a_reference_in_a_cycle_is_no_leak(rank):
+    def test_a_reference_in_a_cycle_is_not_a_leak(rank):
         with pytest.raises(RuntimeError, match="localValue") as caught:
             rpc.remote(worker_name(1 - rank), torch.add, args=(torch.ones(1), 1)).local_value()
         assert caught.traceback
@@ -354,7 +354,7 @@ KEPT_FILES = {
 
 @pytest.fixture(scope="module")
 def kept_worlds(tmp_path_factory, agent_fork_server):
-    """One run of all of ``KEPT_FILES``, each in a gang of its own."""
+    """One run of ``KEPT_FILES``, each file in its own gang."""
     import functools
 
     from agent_run import AgentRun
@@ -371,9 +371,9 @@ def kept_worlds(tmp_path_factory, agent_fork_server):
 
 
 @pytest.mark.parametrize(
-    "name", [*(f"test_calls[{number}]" for number in range(3)), "test_a_reference_in_a_cycle_is_no_leak"]
+    "name", [*(f"test_calls[{number}]" for number in range(3)), "test_a_reference_in_a_cycle_is_not_a_leak"]
 )
-def test_a_kept_world_has_many_tests(kept_worlds, name):
+def test_a_kept_world_runs_several_tests(kept_worlds, name):
     assert kept_worlds.outcomes(name) == ("passed", "passed"), kept_worlds.cases(0)[name].text
 
 
@@ -391,7 +391,7 @@ def test_a_reference_that_a_test_leaves_is_an_error_of_that_test_on_every_rank(k
     assert kept_worlds.outcomes("test_next") == ("passed", "passed")
 
 
-def test_the_references_of_a_failed_test_are_no_further_error_of_a_kept_world(kept_worlds):
+def test_the_references_of_a_failed_test_cause_no_second_error_in_a_kept_world(kept_worlds):
     assert kept_worlds.outcomes("test_fails") == ("failed", "passed"), kept_worlds.cases(1)["test_fails"].text
     assert "as planned" in kept_worlds.cases(0)["test_fails"].text
     for rank in range(2):
@@ -405,13 +405,13 @@ def test_the_references_of_a_failed_test_do_not_hide_its_error(kept_worlds):
     assert "Leaking RRef" not in text
 
 
-def test_a_test_that_ends_a_kept_world_is_told_so(kept_worlds):
+def test_a_test_that_shuts_down_a_kept_world_fails(kept_worlds):
     assert kept_worlds.outcomes("test_ends_the_world") == ("errored", "errored")
     assert "shut down the RPC world that it shares" in kept_worlds.cases(0)["test_ends_the_world"].text
 
 
 @pytest.mark.thorough
-def test_a_test_case_with_ranks_of_its_own_says_where_and_over_what(run_gang):
+def test_a_test_case_that_starts_ranks_can_define_rendezvous_and_backend(run_gang):
     agent = run_gang(
         {
             "test_it.py": """
@@ -463,7 +463,7 @@ def test_a_test_case_with_ranks_of_its_own_says_where_and_over_what(run_gang):
         assert agent.outcomes(name) == ("passed", "passed"), agent.cases(0)[name].text
 
 
-def test_a_world_of_one_needs_nothing(no_cell):  # noqa: ARG001 - surroundings
+def test_a_world_of_one_needs_nothing(no_cell):  # noqa: ARG001 - environment
     @with_rpc
     def body():
         return rpc.rpc_sync(worker_name(0), abs, args=(-3,))
@@ -471,7 +471,7 @@ def test_a_world_of_one_needs_nothing(no_cell):  # noqa: ARG001 - surroundings
     assert body() == 3
 
 
-def test_a_failure_does_not_wait_for_the_calls_that_its_worker_runs(no_cell):  # noqa: ARG001 - surroundings
+def test_a_failure_does_not_wait_for_the_calls_that_its_worker_runs(no_cell):  # noqa: ARG001 - environment
     waits, go_on = os.pipe()
 
     @with_rpc
@@ -487,7 +487,7 @@ def test_a_failure_does_not_wait_for_the_calls_that_its_worker_runs(no_cell):  #
         os.close(end)
 
 
-def test_ranks_without_a_place_to_meet_are_one_clear_error(cell):
+def test_workers_without_a_rendezvous_are_an_error(cell):
     cell(RANK=0, WORLD_SIZE=2)
 
     @with_rpc
@@ -497,7 +497,7 @@ def test_ranks_without_a_place_to_meet_are_one_clear_error(cell):
         body()
 
 
-def test_rref_leaks_are_looked_at_only_for_the_time_of_the_test(no_cell):  # noqa: ARG001 - surroundings
+def test_rref_leaks_are_checked_only_during_the_test(no_cell):  # noqa: ARG001 - environment
     api = torch.distributed.rpc.api
     assert api._ignore_rref_leak is True
 
@@ -514,26 +514,26 @@ class Event:
         self.name = name
 
 
-def test_the_first_event_with_the_words_is_found():
+def test_the_first_event_with_the_text_is_found():
     first, second = Event("rpc_sync#foo"), Event("rpc_sync#foo again")
     assert get_function_event([Event("bar"), first, second], "foo") is first
 
 
-def test_an_event_that_is_not_there_is_an_error_that_names_those_that_are():
-    with pytest.raises(LookupError, match="no profiled event has 'foo' in its name; there are: bar, baz"):
+def test_a_missing_event_is_an_error_that_lists_the_events():
+    with pytest.raises(LookupError, match="no profiler event has 'foo' in its name; the names are: bar, baz"):
         get_function_event([Event("baz"), Event("bar")], "foo")
-    with pytest.raises(LookupError, match="none at all"):
+    with pytest.raises(LookupError, match="no events"):
         get_function_event([], "foo")
 
 
-def test_the_errors_of_the_faulty_agent_are_known():
+def test_the_regex_matches_errors_of_the_faulty_agent():
     regex = get_shutdown_error_regex("FAULTY_TENSORPIPE")
     assert "(Connection\\ reset\\ by\\ peer)" in regex
     assert get_shutdown_error_regex(rpc.BackendType.TENSORPIPE) == ".*"
     assert get_timeout_error_regex() == "RPC\\ ran\\ for\\ more\\ than"
 
 
-def test_the_fixtures_of_a_test_case_tell_the_agents_apart():
+def test_the_mixins_have_different_agents():
     class Case(FaultyRpcAgentTestFixture):
         file_name = "/nowhere"
 
@@ -558,7 +558,7 @@ def test_pending_references_that_stay_are_named(monkeypatch, pending, words):
             wait_until_pending_futures_and_users_flushed(timeout=0.1)
 
 
-def test_other_errors_than_the_expected_are_no_node_failure(monkeypatch):
+def test_unexpected_errors_are_not_a_node_failure(monkeypatch):
     def fail(*_args, **_kwargs):
         msg = "something else"
         raise RuntimeError(msg)
@@ -570,7 +570,7 @@ def test_other_errors_than_the_expected_are_no_node_failure(monkeypatch):
 
 
 @pytest.mark.parametrize("early", [0, 0.002])
-def test_a_call_that_our_own_time_limit_cuts_short_is_no_node_failure(monkeypatch, early):
+def test_a_call_ended_by_the_wait_s_own_limit_is_not_a_node_failure(monkeypatch, early):
     import time
 
     def hang(*_args, timeout, **_kwargs):
@@ -579,11 +579,11 @@ def test_a_call_that_our_own_time_limit_cuts_short_is_no_node_failure(monkeypatc
         raise RuntimeError(msg)
 
     monkeypatch.setattr(rpc, "rpc_sync", hang)
-    with pytest.raises(TimeoutError, match=r"in 0.1 s: the last call had no answer after 0.\d+ s"):
+    with pytest.raises(TimeoutError, match=r"within 0.1 s: the last call had no result after 0.\d+ s"):
         wait_until_node_failure(1, timeout=0.1)
 
 
-def test_a_worker_that_does_not_answer_is_its_error(monkeypatch):
+def test_a_worker_that_does_not_reply_is_named_in_the_error(monkeypatch):
     def fail(*_args, **_kwargs):
         msg = "eof"
         raise RuntimeError(msg)

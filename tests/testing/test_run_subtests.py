@@ -14,7 +14,7 @@ class Case(unittest.TestCase):
     pass
 
 
-def test_the_body_runs_for_each_combination_the_last_setting_fastest():
+def test_the_body_runs_for_each_combination_in_order():
     seen = []
     run_subtests(Case(), {"a": [1, 2], "b": ["x", "y"]}, lambda *args, **kwargs: seen.append((args, kwargs)), 0, c=9)
     assert seen == [((0,), {"a": a, "b": b, "c": 9}) for a in (1, 2) for b in ("x", "y")]
@@ -26,22 +26,22 @@ def test_no_settings_are_one_run():
     assert seen == [1]
 
 
-def test_a_setting_without_values_is_an_error_for_nothing_would_run():
+def test_a_setting_without_values_is_an_error():
     with pytest.raises(ValueError, match="'b' has no values"):
         run_subtests(Case(), {"a": [1], "b": []}, lambda **_: None)
 
 
-def test_a_setting_that_is_a_fixed_argument_too_is_an_error():
+def test_a_setting_that_is_also_a_keyword_argument_is_an_error():
     with pytest.raises(ValueError, match="'a' is also given"):
         run_subtests(Case(), {"a": [1]}, lambda **_: None, a=2)
 
 
-def test_what_runs_no_subtests_is_an_error():
-    with pytest.raises(TypeError, match="runs no subtests"):
+def test_an_object_without_subtests_is_an_error():
+    with pytest.raises(TypeError, match="cannot run subtests"):
         run_subtests(object(), {}, lambda: None)
 
 
-def test_the_error_says_which_settings_failed():
+def test_the_error_states_the_settings_that_failed():
     def body(a, b):
         assert a * b != 6
 
@@ -50,7 +50,7 @@ def test_the_error_says_which_settings_failed():
     assert caught.value.__notes__ == ["subtest 3: a=2, b=3"]
 
 
-def test_the_others_run_when_one_fails_and_each_failure_is_reported():
+def test_other_subtests_run_after_a_failure_and_every_failure_is_reported():
     seen = []
 
     class Failing(unittest.TestCase):
@@ -67,7 +67,7 @@ def test_the_others_run_when_one_fails_and_each_failure_is_reported():
     assert [str(case).rpartition(" ")[2] for case, _ in result.failures] == ["(a=1)", "(a=3)"]
 
 
-def test_what_was_compiled_is_dropped_before_and_after_each(monkeypatch):
+def test_compilations_are_dropped_before_and_after_each_subtest(monkeypatch):
     log = []
 
     def body(a):
@@ -78,7 +78,7 @@ def test_what_was_compiled_is_dropped_before_and_after_each(monkeypatch):
     assert log == ["reset", 1, "reset", "reset", 2, "reset"]
 
 
-def test_the_fixture_of_pytest_will_do(pytester):
+def test_pytests_fixture_is_accepted(pytester):
     pytester.makepyfile(
         """
         from allranks.testing import run_subtests
@@ -94,7 +94,7 @@ def test_the_fixture_of_pytest_will_do(pytester):
     assert result.ret == 1
 
 
-def test_ranks_wait_for_each_other_after_each_even_if_it_fails(monkeypatch):
+def test_a_barrier_follows_each_subtest_even_if_it_fails(monkeypatch):
     log = []
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "barrier", lambda: log.append("barrier"))

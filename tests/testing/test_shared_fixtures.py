@@ -1,4 +1,4 @@
-"""The fixtures that ranks meet by, in real ranks; those that need a process group too do without one here."""
+"""The fixtures for communication without a process group, in real ranks."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def passed(agent, test):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_meet_without_a_process_group(run_gang, world_size):
+def test_the_barrier_works_without_a_process_group(run_gang, world_size):
     agent = run_gang(
         {
             "test_it.py": HEAD
@@ -80,7 +80,7 @@ def test_group_over_the_store(store, rank, world_size):
     assert {name for name in names if passed(agent, name)} == names
 
 
-def test_the_store_outlives_the_rank_that_serves_it_until_the_slowest_peer_is_done(run_gang):
+def test_the_store_exists_until_the_slowest_peer_is_done(run_gang):
     agent = run_gang(
         {
             "test_it.py": HEAD
@@ -105,7 +105,7 @@ def torn_down(store, rank, shared_dir):
     assert agent.outcomes("test_it") == ("passed", "passed")
 
 
-def test_a_gang_keeps_its_directory_and_loses_that_of_the_test_before(run_gang):
+def test_a_gang_keeps_its_directory_and_removes_that_of_the_previous_test(run_gang):
     agent = run_gang(
         {
             "test_it.py": HEAD
@@ -130,7 +130,7 @@ def test_second(shared_dir, shared_tmp_path, file_barrier):
     assert agent.outcomes("test_second") == ("passed", "passed")
 
 
-def test_a_test_that_runs_twice_in_a_gang_finds_nothing_of_its_first_time(run_gang):
+def test_a_repeated_test_gets_an_empty_folder(run_gang):
     agent = run_gang(
         {
             "conftest.py": """
@@ -173,7 +173,7 @@ def test_it(shared_dir, file_barrier, rank, time):
     assert passed(agent, "test_it[2]")
 
 
-def test_a_rank_that_does_not_come_is_named_by_those_that_wait(run_gang):
+def test_waiting_ranks_name_the_missing_rank(run_gang):
     agent = run_gang(
         {
             "test_it.py": HEAD
@@ -189,7 +189,7 @@ def test_it(file_barrier, rank):
     for rank in (0, 2):
         case = agent.cases(rank)["test_it"]
         assert case.outcome == "failed"
-        assert f"rank {rank} waited 0.1 s at the file barrier and rank 1 did not come (call 2" in case.message
+        assert f"rank {rank} waited 0.1 s at the file barrier, but rank 1 did not arrive (call 2" in case.message
 
 
 def test_the_seed_is_the_one_that_is_recorded_and_each_rank_draws_its_own_numbers(run_gang):
@@ -239,12 +239,12 @@ def test_wrong(): ...
 """
 
 
-def test_ranks_skip_before_they_set_anything_up_and_stay_together(run_gang):
+def test_a_skip_before_setup_keeps_the_ranks(run_gang):
     agent = run_gang({"test_it.py": MARKED})
     for test in ("test_marked", "test_decorated"):
         assert agent.outcomes(test) == ("skipped", "skipped")
         assert agent.cases(0)[test].properties["skip_code"] == "73"
-    # One gang for these two and the third, which skipped too late for its ranks to be kept.
+    # These two share a gang with the third, which skipped too late, so its ranks were not kept.
     assert len(agent.gangs()) == 2
 
 
@@ -276,20 +276,20 @@ def test_it(store, shared_dir, shared_tmp_path, file_barrier, broadcast_file, ra
 
 
 @pytest.mark.usefixtures("no_cell")
-def test_under_a_plain_pytest_they_all_serve_a_world_of_one(pytester):
+def test_under_plain_pytest_all_fixtures_work_with_one_rank(pytester):
     pytester.makepyfile(SUITE_OF_ONE)
     pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
 
 
-def test_a_rank_without_an_agent_whose_peer_does_not_come_is_told_so(pytester, cell):
+def test_without_an_agent_a_rank_whose_peer_does_not_arrive_reports_it(pytester, cell):
     cell(RANK=0, WORLD_SIZE=2, ALLRANKS_RENDEZVOUS_TIMEOUT=1)
     pytester.makepyfile("def test_it(shared_tmp_path): pass")
     result = pytester.runpytest_inprocess(*PLUGIN)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*the ranks did not meet within 1 s: nothing came from rank 1*"])
+    result.stdout.fnmatch_lines(["*the rendezvous of the ranks did not finish within 1 s: rank 1 did not arrive*"])
 
 
-def test_ranks_on_several_nodes_have_no_folder_to_share_and_are_told_so(pytester, cell):
+def test_ranks_on_several_nodes_without_a_shared_folder_are_an_error(pytester, cell):
     cell(RANK=0, WORLD_SIZE=2, LOCAL_WORLD_SIZE=1)
     pytester.makepyfile("def test_it(shared_tmp_path): pass")
     result = pytester.runpytest_inprocess(*PLUGIN)

@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.testing.shared_files import FolderOfGang, remove
+from allranks.testing.shared_files import GangFolder
 
 ODD = [
     "suite/test_it.py::test_it[../../..]",
@@ -15,35 +15,25 @@ ODD = [
 
 
 @pytest.mark.parametrize("nodeid", ODD, ids=range(len(ODD)))
-def test_any_node_id_has_a_folder_of_its_own_in_the_gangs(tmp_path, nodeid):
-    gang = FolderOfGang(tmp_path)
-    folder = gang.of_test(nodeid, 1)
-    assert folder.of_the_author.is_dir()
+def test_any_node_id_has_its_own_folder(tmp_path, nodeid):
+    gang = GangFolder(tmp_path)
+    folder = gang.test_folder(nodeid, 1)
+    assert folder.files.is_dir()
     assert folder.path.resolve().parent == tmp_path / "tests"
-    assert len({gang.of_test(other, 1).path for other in ODD}) == len(ODD)
+    assert len({gang.test_folder(other, 1).path for other in ODD}) == len(ODD)
 
 
-def test_the_same_test_has_another_folder_when_it_runs_again(tmp_path):
-    gang = FolderOfGang(tmp_path)
-    assert gang.of_test("a::b", 1) == gang.of_test("a::b", 1) != gang.of_test("a::b", 2)
+def test_a_repeated_test_has_a_different_folder(tmp_path):
+    gang = GangFolder(tmp_path)
+    assert gang.test_folder("a::b", 1) == gang.test_folder("a::b", 1) != gang.test_folder("a::b", 2)
 
 
-def test_tests_of_one_name_in_two_files_have_two_folders(tmp_path):
-    gang = FolderOfGang(tmp_path)
-    assert gang.of_test("a.py::test_it", 1) != gang.of_test("b.py::test_it", 1)
+def test_tests_with_the_same_name_in_two_files_have_two_folders(tmp_path):
+    gang = GangFolder(tmp_path)
+    assert gang.test_folder("a.py::test_it", 1) != gang.test_folder("b.py::test_it", 1)
 
 
-def test_the_parts_of_a_folder_are_apart(tmp_path):
-    gang = FolderOfGang(tmp_path)
-    test = gang.of_test("a", 1)
-    assert len({gang.of_the_author, test.of_the_author, test.of_the_barrier, test.of_notices}) == 4
-
-
-def test_a_removed_folder_takes_nothing_else_with_it(tmp_path):
-    gang = FolderOfGang(tmp_path)
-    first, second = gang.of_test("a", 1), gang.of_test("a", 2)
-    (first.of_the_author / "checkpoint").touch()
-    assert second.of_the_author.is_dir()
-    remove(first)
-    remove(first)
-    assert [path.name for path in (tmp_path / "tests").iterdir()] == [second.path.name]
+def test_the_folders_of_a_gang_are_separate(tmp_path):
+    gang = GangFolder(tmp_path)
+    test = gang.test_folder("a", 1)
+    assert len({gang.files, test.files, test.barrier, test.published}) == 4

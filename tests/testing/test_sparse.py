@@ -25,7 +25,7 @@ def test_one_to_three_sparse_and_up_to_three_dense_dimensions_are_covered():
     assert dims == [(1, 0), (2, 0), (3, 0), (1, 1), (1, 2), (1, 3)]
 
 
-def test_no_sum_is_right_without_one_of_the_ranks():
+def test_a_sum_without_one_of_the_ranks_is_wrong():
     for rank in range(3):
         for case in sparse_reduction_cases(rank, 3):
             [own], [total] = case

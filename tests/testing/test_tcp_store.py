@@ -11,7 +11,7 @@ SHORT = timedelta(seconds=2)  # in which a store can be reached, even where DNS 
 LONG = timedelta(seconds=30)
 
 
-def test_a_master_says_which_port_it_has():
+def test_a_master_knows_its_port():
     master = create_tcp_store()
     client = create_tcp_store(is_master=False, port=master.port, timeout=LONG)
     client.set("word", "hello")
@@ -24,11 +24,11 @@ def test_many_masters_have_many_ports():
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])
-def test_either_server_can_be_had(use_libuv):
+def test_both_servers_can_be_used(use_libuv):
     assert create_tcp_store(use_libuv=use_libuv).libuvBackend is use_libuv
 
 
-def test_the_time_limit_holds_for_what_never_comes():
+def test_the_time_limit_applies():
     store = create_tcp_store(timeout=SHORT)
     assert store.timeout == SHORT
     with pytest.raises(dist.DistStoreError, match=r"2000 ?ms|timeout"):
@@ -36,12 +36,12 @@ def test_the_time_limit_holds_for_what_never_comes():
 
 
 def test_a_client_without_a_port_is_an_error():
-    with pytest.raises(ValueError, match="must know the port"):
+    with pytest.raises(ValueError, match="needs the port"):
         create_tcp_store(is_master=False)
 
 
-def test_a_master_that_waits_where_nobody_can_find_it_is_an_error():
-    with pytest.raises(ValueError, match="would wait in vain"):
+def test_a_master_that_waits_on_an_unknown_port_is_an_error():
+    with pytest.raises(ValueError, match="clients cannot connect"):
         create_tcp_store(world_size=2)
 
 
@@ -59,11 +59,11 @@ def test_a_master_on_a_reserved_port_waits_for_its_clients():
     assert len(stores) == 2
 
 
-def test_a_reserved_port_is_given_to_nobody_else():
+def test_a_reserved_port_is_assigned_to_no_other_process():
     with reserved_port() as port, socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
 
 
-def test_workers_that_do_not_come_are_an_error_in_time():
+def test_workers_that_do_not_arrive_are_an_error_in_time():
     with reserved_port() as port, pytest.raises(dist.DistStoreError, match="1/2 clients joined"):
         create_tcp_store(world_size=2, port=port, timeout=SHORT)

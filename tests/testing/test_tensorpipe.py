@@ -5,7 +5,7 @@ from allranks.testing import has_efa, tensorpipe_transports
 
 @pytest.fixture
 def fi_info(tmp_path, monkeypatch):
-    """``fi_info(status)``: a host whose ``fi_info`` ends with this exit status, or that has none."""
+    """``fi_info(status)``: simulates a host whose ``fi_info`` exits with this status, or that has none."""
 
     def make(status):
         if status is not None:
@@ -20,7 +20,7 @@ def fi_info(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("status", "transports"), [(0, ["shm", "uv"]), (61, None), (None, None)])
-def test_infiniband_is_left_out_where_there_is_efa(fi_info, capfd, status, transports):
+def test_infiniband_is_omitted_with_efa(fi_info, capfd, status, transports):
     fi_info(status)
     assert tensorpipe_transports() == transports
     assert capfd.readouterr() == ("", "")

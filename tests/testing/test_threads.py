@@ -22,12 +22,12 @@ pytest_plugins = ["pytester"]
 PLUGIN = ("-p", "allranks.testing.fixtures", "-p", "no:hypothesispytest")
 
 
-def of_test(seconds):
+def time_limit(seconds):
     return TimeLimit(value=seconds, setting="thread_timeout")
 
 
-LONG = JoinLimits(total=of_test(60))
-SHORT = JoinLimits(total=of_test(0.3), settling=0.1, grace=10)
+LONG = JoinLimits(total=time_limit(60))
+SHORT = JoinLimits(total=time_limit(0.3), settling=0.1, grace=10)
 
 
 def outcomes(size, body, patience=LONG):
@@ -41,7 +41,7 @@ def error_of(size, body, patience=LONG):
 
 
 def run_case(case, name):
-    """What unittest alone makes of one test method."""
+    """Run one test method with unittest; returns the result."""
     result = unittest.TestResult()
     case(name).run(result)
     return result
@@ -70,7 +70,7 @@ def test_subgroups_are_groups_of_threads_too():
     raise_for(run_ranks(3, body, LONG))
 
 
-def test_a_rank_that_fails_leads_and_its_peers_are_named_with_their_places():
+def test_the_error_states_the_first_failed_rank_and_the_location_of_its_peers():
     def body(rank):
         if rank == 1:
             msg = "a bad apple"
@@ -88,17 +88,17 @@ def test_a_rank_that_fails_leads_and_its_peers_are_named_with_their_places():
     assert all(f"{__file__}:" in peer and peer.endswith("in body") for peer in peers)
 
 
-def test_ranks_that_fail_alike_are_all_failures():
+def test_ranks_with_the_same_error_are_all_failures():
     def body(_rank):
         dist.barrier()
         assert dist.get_world_size() == 7
 
-    error = error_of(3, body, JoinLimits(total=of_test(60), settling=20))
+    error = error_of(3, body, JoinLimits(total=time_limit(60), settling=20))
     peers = format_ranks([rank for rank in range(3) if rank != error.leading])
-    assert str(error).splitlines()[1:] == [f"  {peers} failed alike"]
+    assert str(error).splitlines()[1:] == [f"  {peers} failed with the same error"]
 
 
-def test_a_peer_that_fails_otherwise_has_its_traceback_in_a_note():
+def test_the_traceback_of_a_peer_with_a_different_error_is_in_a_note():
     started = threading.Event()
 
     def body(rank):
@@ -119,7 +119,7 @@ def test_a_peer_that_fails_otherwise_has_its_traceback_in_a_note():
     assert "raise LookupError(rank)" in note
 
 
-def test_what_a_stopped_rank_trips_over_while_it_cleans_up_is_no_failure_of_its_own():
+def test_an_error_in_the_cleanup_of_a_stopped_rank_is_not_a_failure():
     def body(rank):
         if rank == 0:
             raise ValueError
@@ -131,7 +131,7 @@ def test_what_a_stopped_rank_trips_over_while_it_cleans_up_is_no_failure_of_its_
     assert outcomes(2, body) == {0: Outcome.FAILED, 1: Outcome.ABORTED}
 
 
-def test_peers_of_a_bad_rank_have_time_to_pass():
+def test_peers_of_a_failed_rank_have_time_to_pass():
     failed = threading.Event()
 
     def body(rank):
@@ -143,7 +143,7 @@ def test_peers_of_a_bad_rank_have_time_to_pass():
     assert outcomes(2, body) == {0: Outcome.FAILED, 1: Outcome.PASSED}
 
 
-def test_a_rank_that_leaves_in_mid_test_has_failed():
+def test_a_rank_that_exits_during_a_test_has_failed():
     error = error_of(2, lambda rank: sys.exit(0) if rank == 1 else None)
     assert str(error) == "rank 1 of 2 failed first: SystemExit: 0\n  rank 0 passed"
 
@@ -183,7 +183,7 @@ def test_peers_that_wait_for_a_rank_that_skipped_are_stopped():
             pytest.skip("not me")
         dist.barrier()
 
-    error = error_of(2, body, JoinLimits(total=of_test(60), grace=0.1))
+    error = error_of(2, body, JoinLimits(total=time_limit(60), grace=0.1))
     assert "rank 0 aborted by rank 1, which skipped: it waited for its peers in" in str(error)
 
 
@@ -196,7 +196,7 @@ def test_ranks_that_skip_after_a_collective_do_not_stop_each_other():
         assert outcomes(4, body) == dict.fromkeys(range(4), Outcome.SKIPPED)
 
 
-def test_a_rank_in_an_endless_loop_times_out_and_leads_those_that_wait_for_it():
+def test_a_rank_in_an_endless_loop_is_the_first_failure_rather_than_peers_that_wait_for_it():
     def body(rank):
         while rank == 2:
             pass
@@ -209,7 +209,7 @@ def test_a_rank_in_an_endless_loop_times_out_and_leads_those_that_wait_for_it():
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
 
 
-def test_a_thread_that_cannot_be_broken_off_is_left_and_said_and_harms_no_later_test():
+def test_a_thread_that_cannot_be_interrupted_is_reported_and_does_not_affect_later_tests():
     release = threading.Event()
 
     def body(rank):
@@ -219,8 +219,8 @@ def test_a_thread_that_cannot_be_broken_off_is_left_and_said_and_harms_no_later_
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        error = error_of(2, body, JoinLimits(total=of_test(0.2), settling=0.1, grace=0.2))
-        assert "its thread cannot be broken off and is left" in str(error)
+        error = error_of(2, body, JoinLimits(total=time_limit(0.2), settling=0.1, grace=0.2))
+        assert "its thread could not be interrupted and still runs" in str(error)
         [left] = [thread for thread in threading.enumerate() if thread.name == "rank 1"]
         release.set()
         left.join(30)
@@ -245,7 +245,7 @@ def test_an_exit_of_pytest_ends_the_session():
 
 
 @pytest.mark.parametrize("ending", [lambda: None, lambda: 1 / 0], ids=["passed", "failed"])
-def test_the_group_of_the_process_is_out_of_sight_and_unharmed(ending):
+def test_the_process_s_own_group_is_hidden_and_intact(ending):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     before = dist.group.WORLD
     try:
@@ -290,20 +290,20 @@ def test_autograd_works_as_before_afterwards():
         assert torch.autograd.is_multithreading_enabled() == before
 
 
-def test_ranks_cannot_have_ranks_of_their_own():
+def test_ranks_that_are_threads_cannot_start_ranks():
     error = error_of(1, lambda _rank: run_ranks(2, lambda _inner: None, LONG))
     assert isinstance(error.__cause__, ThreadedWorldError)
 
 
 @pytest.mark.parametrize("module", [None, types.ModuleType("empty")], ids=["no module", "another module"])
-def test_a_torch_without_the_threaded_group_is_one_clear_error(monkeypatch, module):
+def test_a_torch_without_the_threaded_group_is_an_error(monkeypatch, module):
     monkeypatch.setitem(sys.modules, "torch.testing._internal.distributed.multi_threaded_pg", module)
-    with pytest.raises(ThreadedWorldError, match=r"^torch \S+ has no process group for threads that allranks supports"):
+    with pytest.raises(ThreadedWorldError, match=r"^allranks does not support the threaded .* of torch \S+: "):
         threaded_world(2).__enter__()
 
 
 class Sample(MultiThreadedTestCase):
-    """Not collected: a base for the test cases below."""
+    """The base class of the test cases below; not collected."""
 
     __test__ = False
     world_size = 3
@@ -333,7 +333,7 @@ def test_the_method_runs_in_each_rank_and_set_up_in_the_main_thread():
     assert log[-1] == ("tearDown", -1, False)
 
 
-def test_the_hooks_and_clean_ups_run_in_each_rank_in_their_order():
+def test_hooks_and_cleanups_run_in_each_rank_in_order():
     log = {}
 
     class Case(Sample):
@@ -409,7 +409,7 @@ def test_a_failing_subtest_is_a_failure_of_its_rank():
     assert "rank 2 of 3 failed first" in text
 
 
-def test_the_time_limit_of_a_class_holds():
+def test_the_time_limit_of_a_class_applies():
     class Case(Sample):
         thread_timeout = 0.2
 
@@ -434,7 +434,7 @@ def test_a_name_of_no_method_is_an_error():
         Sample("test_nothing")
 
 
-def test_comparisons_on_one_rank_look_at_that_rank_only():
+def test_comparisons_on_one_rank_use_only_that_rank():
     class Case(Sample):
         def test_it(self):
             self.assertEqualOnRank(self.rank, 1, rank=1)
@@ -499,7 +499,7 @@ SUITE = """
 """
 
 
-def test_a_plain_pytest_runs_it_with_fixtures_and_marks(pytester, no_cell):  # noqa: ARG001 - surroundings
+def test_a_plain_pytest_runs_it_with_fixtures_and_marks(pytester, no_cell):  # noqa: ARG001 - environment
     pytester.makepyfile(SUITE)
     result = pytester.runpytest_inprocess(*PLUGIN)
     result.assert_outcomes(passed=1, failed=1, xfailed=1, skipped=1)
@@ -513,7 +513,7 @@ def test_unittest_runs_it_alone(pytester):
     assert result.ret == 0, result.stderr.str()
 
 
-def test_ranks_of_an_agent_run_it_and_need_no_group_of_their_own(run_gang):
+def test_ranks_of_an_agent_run_it_without_a_process_group(run_gang):
     agent = run_gang({"test_it.py": SUITE})
     assert agent.outcomes("test_good") == ("passed", "passed")
     assert agent.outcomes("test_skipped") == ("skipped", "skipped")
@@ -539,7 +539,7 @@ def test_ranks_of_an_agent_that_run_only_threads_are_a_gang_without_a_group(run_
     assert agent.outcomes("test_it") == ("passed", "passed")
 
 
-def test_the_environment_is_as_before():
+def test_the_environment_is_restored():
     before = dict(os.environ)
     run_ranks(2, lambda _rank: dist.barrier(), LONG)
     assert dict(os.environ) == before

@@ -1,4 +1,4 @@
-"""docs/torch-names.md against the installed torch, and against allranks.testing."""
+"""docs/torch-names.md agrees with the installed torch and with allranks.testing."""
 
 import ast
 import importlib.util
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 def rows(text: str) -> Iterator[Row]:
-    """The rows of all tables: in each, the names of the first two columns, and the third."""
+    """The rows of all tables: the names in the first two columns, and the third column."""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `"):
@@ -33,7 +33,7 @@ def rows(text: str) -> Iterator[Row]:
 
 
 def public_names(module: str) -> set[str]:
-    """What a module of torch defines under a public name; it is read, for an import takes seconds."""
+    """The public names that a module of torch defines; parsed, because importing it takes seconds."""
     folder = Path(importlib.util.find_spec("torch").origin).parent / "testing" / "_internal"
     return {name for name in defined(ast.parse((folder / f"{module}.py").read_bytes()).body) if name[0] != "_"}
 
@@ -51,7 +51,7 @@ def defined(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def is_ours(name: str) -> bool:
-    """Whether ``allranks.testing`` has a name, or an attribute of one, or a fixture or a marker is called so."""
+    """Whether this is a name in ``allranks.testing``, an attribute of one, a fixture or a marker."""
     first, *attributes = name.split(".")
     if first in allranks.testing.__all__:
         value = getattr(allranks.testing, first)
@@ -75,14 +75,14 @@ def test_no_name_of_torch_has_two_rows():
     assert len(named) == len(set(named)) > 75
 
 
-def test_a_name_that_this_torch_lacks_tells_whose_it_is():
+def test_a_name_that_this_torch_does_not_have_names_its_version():
     existing = {name for module in MODULES for name in public_names(module)}
     others = {name for row in TABLE for name in row.torch} - existing
     assert {name for name in others if not re.search(rf"`{name}` \((?:before )?2\.\d+\)", TEXT)} == set()
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.torch[0])
-def test_a_row_leads_to_what_exists_or_gives_the_reason(row):
+def test_a_row_names_an_existing_replacement_or_a_reason(row):
     assert [name for name in row.here if not is_ours(name)] == []
     assert row.here or len(row.words.split()) > 2
 
@@ -92,6 +92,6 @@ def test_a_name_that_nobody_has_is_found():
     assert [is_ours(name) for name in ("store", "time_limit", "MultiProcessTestCase.init_method")] == [True] * 3
 
 
-def test_a_row_has_the_names_of_both_sides():
+def test_a_row_has_the_names_of_torch_and_of_allranks():
     text = "| torch | here | |\n|---|---|---|\n| `a`, `b` (2.6) | `c` | words |\n| `d` | — | why it is not here |\n"
     assert list(rows(text)) == [Row(["a", "b"], ["c"], "words"), Row(["d"], [], "why it is not here")]

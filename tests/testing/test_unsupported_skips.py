@@ -1,4 +1,4 @@
-"""The plugin that skips what a backend refuses as unsupported."""
+"""The plugin that skips tests if the backend reports an operation as unsupported."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ def item(*markers):
 
 
 def ending_in(error, hook, test):
-    """Run a hook around something that raises."""
+    """Run a hook around a function that raises."""
     wrapper = hook(test)
     next(wrapper)
     try:
@@ -33,14 +33,14 @@ def ending_in(error, hook, test):
 
 
 @pytest.mark.parametrize("hook", [unsupported_skips.pytest_runtest_setup, unsupported_skips.pytest_runtest_call])
-def test_what_a_tagged_test_is_refused_is_a_skip_that_names_the_backend(hook):
+def test_an_unsupported_operation_in_a_tagged_test_is_a_skip_that_names_the_backend(hook):
     with pytest.raises(EnvironmentSkip) as skip:
         ending_in(REFUSAL, hook, item("conformance"))
     assert is_lack("mine", str(skip.value.msg))
     assert "No backend type" in skip.value.msg
 
 
-def test_a_refusal_in_the_place_of_another_error_is_one_too():
+def test_an_unsupported_operation_instead_of_the_expected_error_is_a_skip():
     with pytest.raises(AssertionError) as mismatch, pytest.raises(RuntimeError, match="Split sizes"):
         raise REFUSAL
     with pytest.raises(EnvironmentSkip, match="No backend type"):
@@ -50,13 +50,13 @@ def test_a_refusal_in_the_place_of_another_error_is_one_too():
 @pytest.mark.parametrize(
     ("error", "markers"), [(AssertionError("1 is not 2"), ["conformance"]), (REFUSAL, [])], ids=["failure", "no tags"]
 )
-def test_anything_else_goes_on_as_it_is(error, markers):
+def test_other_values_are_compared_as_in_unittest(error, markers):
     with pytest.raises(type(error)) as raised:
         ending_in(error, unsupported_skips.pytest_runtest_call, item(*markers))
     assert raised.value is error
 
 
-def test_a_refusal_in_the_clean_up_leaves_the_result_alone():
+def test_an_unsupported_operation_in_the_teardown_does_not_change_the_result():
     assert ending_in(REFUSAL, unsupported_skips.pytest_runtest_teardown, item("conformance")) is None
     with pytest.raises(RuntimeError):
         ending_in(REFUSAL, unsupported_skips.pytest_runtest_teardown, item())

@@ -6,14 +6,14 @@ from allranks.testing.shared_files import wait_until
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that only pauses move, and the list of the pauses."""
+    """A clock that advances only during pauses, and the list of the pauses."""
     pauses = []
     monkeypatch.setattr(shared_files.time, "monotonic", lambda: sum(pauses))
     monkeypatch.setattr(shared_files.time, "sleep", pauses.append)
     return pauses
 
 
-def test_what_holds_already_is_not_waited_for(clock):
+def test_a_condition_that_is_already_true_is_not_waited_for(clock):
     assert wait_until(lambda: True, timeout=0)
     assert clock == []
 
@@ -26,7 +26,7 @@ def test_pauses_grow_with_the_wait_between_two_bounds(clock):
     assert sum(clock) == pytest.approx(10)
 
 
-def test_the_condition_is_looked_at_once_more_when_the_time_is_up(clock):
+def test_the_condition_is_checked_again_when_the_time_is_up(clock):
     answers = iter([False, True])
     assert wait_until(lambda: next(answers), timeout=0)
     assert clock == []

@@ -1,6 +1,7 @@
-"""What every pytest loads where allranks is installed: fixtures, markers and ``--ranks N``.
+"""The pytest plugin of allranks: fixtures, markers and ``--ranks N``.
 
-It imports as little as possible, since most sessions have nothing to do with ranks. Inside a job it does nothing.
+pytest always loads it if allranks is installed. Most sessions do not use it, so it imports as little as possible. In a
+job, it does nothing.
 """
 
 import importlib
@@ -19,25 +20,26 @@ _TERMINAL = os.ttyname(0) if os.isatty(0) and os.isatty(1) else ""
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Load the fixtures, unless the agent has done so. ``pytest_plugins`` would warn in a pytest within a pytest."""
+    """Load the fixtures, unless the agent has loaded them."""
+    # Not with `pytest_plugins`, which would cause a warning if a test runs pytest.
     if not pluginmanager.has_plugin(_FIXTURES):
         pluginmanager.register(importlib.import_module(_FIXTURES), _FIXTURES)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Collect in the environment of the process that the ranks are forked from: it knows their number, and is none."""
+    """Collect with the environment variables of the process that forks the ranks: those of the cell, but not a rank."""
     option = early_config.known_args_namespace
     if IN_A_JOB in os.environ or option.ranks is None:
         return
-    if (why := next(_launchers(option.ranks), None)) is not None:
-        raise pytest.UsageError(why)
+    if (error := _launcher_error(option.ranks)) is not None:
+        raise pytest.UsageError(error)
     from allranks.engines.process import of_no_rank  # noqa: PLC0415 - see above
 
     before = dict(os.environ)
-    of_cell = {"WORLD_SIZE": str(option.ranks), "BACKEND": option.ranks_backend, "INIT_METHOD": "env"}
+    cell = {"WORLD_SIZE": str(option.ranks), "BACKEND": option.ranks_backend, "INIT_METHOD": "env"}
     early_config.add_cleanup(lambda: _set_environment(before))
-    _set_environment({**of_no_rank(before), **of_cell, "GROUP_RANK": "0"})
+    _set_environment({**of_no_rank(before), **cell, "GROUP_RANK": "0"})
 
 
 def _set_environment(variables: Mapping[str, str]) -> None:
@@ -48,65 +50,65 @@ def _set_environment(variables: Mapping[str, str]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Take over the tests of the session if they are to run on several ranks, or its report if it is one of them."""
+    """Run the tests on ranks with ``--ranks``; merge JUnit reports in a rank that another launcher has started."""
     if IN_A_JOB in os.environ:
         return
     if config.option.ranks is None:
         if getattr(config.option, "xmlpath", None):
             _share_report(config)
         return
-    if (why := next(_obstacles(config), None)) is not None:
-        raise pytest.UsageError(why)
+    if (error := next(_usage_errors(config), None)) is not None:
+        raise pytest.UsageError(error)
     from allranks.pytest_plugin.ranks_session import RanksSession  # noqa: PLC0415 - see above
 
     config.pluginmanager.register(RanksSession(config, _TERMINAL), "allranks-ranks")
 
 
 def _share_report(config: pytest.Config) -> None:
-    """Have the ranks of another launcher report together, if a suite turns out to have rank tests."""
+    """Merge the reports of ranks that another launcher has started, if a test uses the rank's fixtures."""
     from _pytest.junitxml import xml_key  # noqa: PLC0415 - see above
 
     from allranks.testing.environment import LauncherError, RankEnvironment  # noqa: PLC0415
 
-    with suppress(LauncherError):  # a test that asks for its rank gets the error
-        place, xml = RankEnvironment.read(), config.stash.get(xml_key, None)
-        if xml is not None and place.world_size > 1:
+    with suppress(LauncherError):  # raised again in a test that uses the rank's fixtures
+        environment, xml = RankEnvironment.read(), config.stash.get(xml_key, None)
+        if xml is not None and environment.world_size > 1:
             from allranks.pytest_plugin.rank_reports import RankReports  # noqa: PLC0415
 
-            config.pluginmanager.register(RankReports(place, xml), "allranks-reports")
+            config.pluginmanager.register(RankReports(environment, xml), "allranks-reports")
 
 
-def _launchers(ranks: int) -> Iterator[str]:
-    """Why this process cannot start ranks: it is one. A number of ranks alone makes it none, if it is the same."""
+def _launcher_error(ranks: int) -> str | None:
+    """Why this process cannot start ranks, if its environment is that of a rank or of a different world size."""
     from allranks.testing.environment import LauncherError, RankEnvironment  # noqa: PLC0415 - see above
 
     try:
         world_size = RankEnvironment.read().world_size
     except LauncherError as error:
-        yield str(error)
-        return
+        return str(error)
     names = variables_for(os.environ)
     if names.rank in os.environ and world_size > 1:
-        yield (
-            f"--ranks starts ranks, and this process is one of {world_size} ({names.world_size}): run pytest under the "
-            "launcher without --ranks, or --ranks without the launcher"
+        return (
+            f"--ranks cannot start ranks, because this process is already one of {world_size} ranks "
+            f"({names.world_size}): use either --ranks or the launcher"
         )
-    elif world_size not in (1, ranks):
-        yield f"--ranks is {ranks}, and {names.world_size} is {world_size}: unset it, or ask for as many ranks"
+    if world_size not in (1, ranks):
+        return f"--ranks is {ranks}, but {names.world_size} is {world_size}: unset it, or use --ranks {world_size}"
+    return None
 
 
-def _obstacles(config: pytest.Config) -> Iterator[str]:
+def _usage_errors(config: pytest.Config) -> Iterator[str]:
     from allranks.protocol.refusals import REFUSED  # noqa: PLC0415 - see above
 
     yield from _wrong_values(config)
     option = config.option
     if getattr(option, "numprocesses", None) or getattr(option, "tx", None):
-        yield "--ranks and -n of pytest-xdist both say which processes run a test: use one of them"
+        yield "--ranks cannot be combined with -n of pytest-xdist: use one of them"
     rank = option.pdb_rank
     if rank is not None and not 0 <= rank < option.ranks:
-        yield f"--pdb-rank {rank}: there are the ranks 0 to {option.ranks - 1}"
+        yield f"--pdb-rank {rank}: the ranks are 0 to {option.ranks - 1}"
     if rank is not None and not _TERMINAL:
-        yield "--pdb-rank needs a terminal, and standard input or output is not one"
+        yield "--pdb-rank needs a terminal, but standard input or output is not a terminal"
 
     for flag, refusal in REFUSED.items():
         if getattr(option, refusal.option, False):
@@ -120,15 +122,15 @@ def _wrong_values(config: pytest.Config) -> Iterator[str]:
 
     option = config.option
     if not 1 <= option.ranks <= LARGEST:
-        yield f"--ranks {option.ranks}: give a number of ranks from 1 to {LARGEST}"
+        yield f"--ranks {option.ranks}: the number of ranks must be from 1 to {LARGEST}"
     if not 0 < option.ranks_timeout <= LARGEST_NUMBER:
-        yield f"--ranks-timeout {option.ranks_timeout:g}: give a number of seconds above 0"
+        yield f"--ranks-timeout {option.ranks_timeout:g}: the number of seconds must be greater than 0"
     if option.ranks_backend not in BACKENDS:
-        yield from _refused_backend(option.ranks_backend, config)
+        yield from _unknown_backend(option.ranks_backend, config)
 
 
-def _refused_backend(name: str, config: pytest.Config) -> Iterator[str]:
-    """Why a backend is refused that torch does not have, if neither the matrix file nor this session has it either."""
+def _unknown_backend(name: str, config: pytest.Config) -> Iterator[str]:
+    """The error of a backend that neither torch, nor the matrix file, nor this process defines."""
     from allranks.errors import MatrixError  # noqa: PLC0415 - see above
     from allranks.matrix.axes import refused_backend  # noqa: PLC0415
     from allranks.matrix.declaration import declared_backends  # noqa: PLC0415
@@ -138,14 +140,14 @@ def _refused_backend(name: str, config: pytest.Config) -> Iterator[str]:
     except MatrixError as error:
         yield f"--ranks-backend {name}: {error}"
         return
-    own = "A backend of your own goes into matrix.custom_backends, or into a module that -p or a conftest.py imports."
+    own = "Add your own backend to matrix.custom_backends, or register it in a module that -p or conftest.py imports."
     if refused := refused_backend(name, (*declared, *_registered_backends()), own):
         what, remedy = refused
         yield f"--ranks-backend: {what}. {remedy}"
 
 
 def _registered_backends() -> Iterator[str]:
-    """The backends that this process has registered with torch, such as one of an installed package."""
-    with suppress(ImportError, AttributeError):  # no torch, or one without torch.distributed: the session says so later
+    """The backends that are registered with torch in this process, for example by an installed package."""
+    with suppress(ImportError, AttributeError):  # without torch.distributed, the session fails later
         distributed = importlib.import_module("torch.distributed")
         yield from (name for name in distributed.Backend.backend_list if name != distributed.Backend.UNDEFINED)

@@ -1,4 +1,4 @@
-"""The session of ``pytest --ranks N``: pytest selects and reports tests, a job runs them."""
+"""The session of ``pytest --ranks N``: pytest selects and reports the tests, and a job runs them on N ranks."""
 
 import importlib
 import os
@@ -24,7 +24,7 @@ from allranks.protocol.config import COVERAGE, seed_of_test
 from allranks.protocol.outcomes import named
 from allranks.protocol.parameter_values import REMEDY, changes, digests
 from allranks.protocol.records import NotRun
-from allranks.pytest_plugin.kept_results import forget, forget_older, new_folder
+from allranks.pytest_plugin.kept_results import new_folder, remove, remove_older
 from allranks.pytest_plugin.verdict_reports import VerdictReporter
 from allranks.report.folder import read_attempts_at
 from allranks.report.judge.attempts import settled
@@ -39,30 +39,32 @@ from allranks.runner.retry_policy import Again, RunPolicy
 from allranks.runner.tasks import Task
 
 _NO_LIMIT: Final = 1e6
-"""Seconds: eleven days, within the range of the kernel's timers."""
+"""Seconds (eleven days); the largest value must be within the range of the kernel's timers."""
 
 _SETTINGS: Final = {
     "test": "--ranks-timeout",
     "process_group": "half of --ranks-timeout",
     **dict.fromkeys(("job", "peer_grace"), "fixed with --ranks"),
 }
-"""What sets each time limit."""
+"""The setting behind each time limit."""
 
 _SUITE: Final = "pytest"
 
 _REASONS: Final = 4
-"""How many reasons of skips a session names in which no test executed."""
+"""The number of skip reasons that are shown if no test was executed."""
 
-_OF_THIS_PROCESS: Final = {
-    **dict.fromkeys(("--ranks", "--ranks-backend", "--ranks-timeout", "--pdb-rank"), True),
-    **dict.fromkeys(("--junit-xml", "--junitxml", "--report-log", "--html", "--pastebin"), True),
-    **dict.fromkeys(("--rootdir", "-c", "--config-file", "-n", "--numprocesses", "--dist"), True),
-    **dict.fromkeys(("--cov-report", "--cov-fail-under", "--color"), True),
-}
-"""Options that concern the session that reports, and whether a value follows."""
+_REPORTING_OPTIONS: Final = frozenset(
+    {
+        *("--ranks", "--ranks-backend", "--ranks-timeout", "--pdb-rank"),
+        *("--junit-xml", "--junitxml", "--report-log", "--html", "--pastebin"),
+        *("--rootdir", "-c", "--config-file", "-n", "--numprocesses", "--dist"),
+        *("--cov-report", "--cov-fail-under", "--color"),
+    }
+)
+"""Options that concern only the reporting session; all of them take a value."""
 
-_REPORTERS: Final = ("vscode_pytest", "teamcity.pytest_plugin")
-"""Plugins by which editors watch a session: each rank would report to them, too."""
+_EDITOR_PLUGINS: Final = ("vscode_pytest", "teamcity.pytest_plugin")
+"""Plugins that report to an editor. The job does not load them, because every rank would report."""
 
 
 class RanksSession:
@@ -80,7 +82,7 @@ class RanksSession:
         )
         self._pdb = Pdb(rank=option.pdb_rank, terminal=terminal) if option.pdb_rank is not None else None
         self._error: JobError | None = None
-        self._left_out: NotRun | None = None
+        self._not_run: NotRun | None = None
         self._kept: Path | None = None
         self._ran_nothing = False
         self._notices: tuple[str, ...] = ()
@@ -88,23 +90,23 @@ class RanksSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        """Import torch, so that its generator can be seeded before a file draws from it."""
-        with suppress(ImportError):  # the ranks will say so
+        """Import torch, so that its random generator can be seeded before test files use it."""
+        with suppress(ImportError):  # the job reports this error
             importlib.import_module("torch")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> None:
-        """Draw the parameters that the ranks' process will draw."""
+        """Seed the random generators like the job, so that random parameters are the same."""
         if isinstance(collector, pytest.Module):
             seed_generators(seed_of_test(self._seed, collector.nodeid))
 
     def pytest_report_header(self) -> str:
-        """Name the ranks."""
+        """Show the number of ranks and the backend."""
         return f"ranks: {self._ranks} over {self._cell.backend}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Run all tests in one job, and report each as it ends."""
+        """Run all tests in one job, and report each test when it ends."""
         option = session.config.option
         if option.collectonly or (session.testsfailed and not option.continue_on_collection_errors):
             return None  # pytest itself lists the tests, or ends the session
@@ -112,8 +114,8 @@ class RanksSession:
             self._run(session)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
-        if self._left_out is not None:  # and pytest did not stop at a failure: the user has quit the debugger
-            msg = f"stopped by {self._left_out.reason}"
+        if self._not_run is not None:  # not because of a failure (see above), so the user has quit the debugger
+            msg = f"stopped by {self._not_run.reason}"
             raise session.Interrupted(msg)
         return True
 
@@ -125,19 +127,19 @@ class RanksSession:
             self._run_job(session, results, reporter)
         except AllranksError as error:
             self._error = JobError.from_exception(error)
-        reporter.report_the_rest(self._error, frozenset(self._left_out.tests if self._left_out else ()))
-        if self._error is not None and not reporter.has_bad:
+        reporter.report_missing(self._error, frozenset(self._not_run.tests if self._not_run else ()))
+        if self._error is not None and not reporter.has_failed:
             session.testsfailed += 1
-        if self._error is None and not reporter.has_bad:
-            forget(results)
+        if self._error is None and not reporter.has_failed:
+            remove(results)
             self._kept = None
         else:
-            forget_older()
-        self._ran_nothing = not (reporter.has_executed or reporter.has_bad or self._error)
+            remove_older()
+        self._ran_nothing = not (reporter.has_executed or reporter.has_failed or self._error)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """End a session in which no test executed as pytest ends one without tests."""
+        """If no test was executed, end the session like one without tests."""
         if self._ran_nothing and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
@@ -163,19 +165,21 @@ class RanksSession:
             task = Task(0, runner.room_of(job), 0.0)
             attempt = runner.prepare(task, job, again, runner.environment(task, job), undo)
             if attempt is None:
-                msg = f"{self._ranks} GPUs are needed, and other runs hold them."
-                raise AllranksError(msg, remedy="Wait for them: `allranks doctor --gpus` shows who has them.")
+                msg = f"The test session needs {self._ranks} GPUs, but other runs are using them."
+                raise AllranksError(
+                    msg, remedy="Wait until they are free: `allranks doctor --gpus` shows who uses them."
+                )
             attempt.release()
             runner.run(attempt, lambda: None)
             self._error = attempt.error or _compare_collections(session.items, attempt.facts.full_collection)
             self._notices = attempt.facts.notices
-            self._left_out = attempt.facts.not_run
+            self._not_run = attempt.facts.not_run
             [*_, newest] = read_attempts_at(folder.path, job.cell.id, job.name)
-            reporter.settle(settled(newest, read_ranks(newest.files), setting))
-            self._share_coverage(attempt.folder / COVERAGE / "data")
+            reporter.report_final(settled(newest, read_ranks(newest.files), setting))
+            self._add_coverage(attempt.folder / COVERAGE / "data")
 
     def _matrix(self) -> Matrix:
-        if self._pdb:  # while its debugger waits for a command, the grace of peers does not pass
+        if self._pdb:  # peer_grace is not changed: it is paused while the debugger waits for a command
             limits = Limits(process_group=_NO_LIMIT, test=_NO_LIMIT, job=_NO_LIMIT)
         elif _is_debugged():
             limits = Limits(process_group=_NO_LIMIT, test=_NO_LIMIT, job=_NO_LIMIT, peer_grace=_NO_LIMIT)
@@ -189,29 +193,29 @@ class RanksSession:
         return Job(cell=self._cell, suite=suite, image=Image(name="here"), environment={})
 
     def _import_folders(self) -> tuple[Path, ...]:
-        """The folder in which pytest was started, if it can import from there (``python -m pytest``)."""
-        here = self._config.invocation_params.dir
-        return (here,) if {"", str(here)} & set(sys.path) else ()
+        """The working directory, if it is on ``sys.path`` (``python -m pytest``)."""
+        folder = self._config.invocation_params.dir
+        return (folder,) if {"", str(folder)} & set(sys.path) else ()
 
     def _arguments(self, session: pytest.Session) -> tuple[str, ...]:
-        """The arguments of this session, as those of a session that runs the modules of the selected tests."""
+        """The arguments for the job: those of this session, and the modules of the selected tests."""
         config = session.config
         modules = dict.fromkeys(str(item.path) for item in session.items)
         configuration = ("-c", str(config.inipath)) if config.inipath else ()
         quiet = ("--cov-report=", "--cov-fail-under=0") if config.pluginmanager.has_plugin("_cov") else ()
-        own = _without_reports(config.invocation_params.args, config.option.file_or_dir)
-        return (*configuration, *own, *_paths(config), *quiet, *modules)
+        own = _without_reporting(config.invocation_params.args, config.option.file_or_dir)
+        return (*configuration, *own, *_path_options(config), *quiet, *modules)
 
-    def _share_coverage(self, data: Path) -> None:
-        """Put the ranks' data beside that of this process, which pytest-cov combines, reports and judges."""
+    def _add_coverage(self, data: Path) -> None:
+        """Copy the ranks' coverage data next to this process's, so that pytest-cov combines both."""
         plugin: Any = self._config.pluginmanager.get_plugin("_cov")
         controller = getattr(plugin, "cov_controller", None)
         if controller is not None and data.exists():
-            beside = Path(controller.cov.config.data_file).absolute()
-            shutil.copy(data, beside.with_name(f"{beside.name}.allranks-{os.getpid()}"))
+            own = Path(controller.cov.config.data_file).absolute()
+            shutil.copy(data, own.with_name(f"{own.name}.allranks-{os.getpid()}"))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:  # noqa: ANN401 - pytest does not export its type
-        """Show what went wrong with the job as a whole, its notices, and where the ranks' own files are."""
+        """Show an error of the whole job, its notices, and the folder with the ranks' files."""
         if self._error is not None:
             terminalreporter.section("ranks", red=True)
             terminalreporter.line("\n".join(filter(None, (self._error.what, self._error.why, self._error.remedy))))
@@ -225,15 +229,16 @@ class RanksSession:
                 terminalreporter.line(f"{counted(count, 'test')} skipped: {reason}")
 
 
-def _compare_collections(items: Sequence[pytest.Item], of_ranks: Mapping[str, str]) -> JobError | None:
-    """The error of a session whose ranks have other parameters under the same ids; None if they have the same."""
-    other = changes(digests(items), of_ranks).other_values
-    if not other:
+def _compare_collections(items: Sequence[pytest.Item], rank_digests: Mapping[str, str]) -> JobError | None:
+    """The error if tests with the same ids have different parameter values in this process and in the ranks."""
+    different = changes(digests(items), rank_digests).other_values
+    if not different:
         return None
     return JobError(
         kind="collection",
-        what=f"The ranks have other parameter values than pytest under the same ids: {named(other)}.",
-        why="Python iterates over a set of texts in another order in each process, unless PYTHONHASHSEED is a number.",
+        what=f"The parameter values of the ranks differ from those of pytest under the same ids: {named(different)}.",
+        why="In each process, Python iterates over a set of strings in a different order, unless PYTHONHASHSEED is a "
+        "number.",
         remedy=f"Set it before pytest starts: PYTHONHASHSEED=0 pytest --ranks …\nOr: {REMEDY}",
     )
 
@@ -244,35 +249,35 @@ def _reason(skipped: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def _is_debugged() -> bool:
-    """Whether debugpy debugs this process, and so all that it starts: a breakpoint may stop any rank for any time."""
+    """Whether debugpy debugs this process and its children, so a breakpoint may stop any rank for any time."""
     pydevd = sys.modules.get("pydevd")
     return pydevd is not None and pydevd.get_global_debugger() is not None
 
 
-def _paths(config: pytest.Config) -> Iterator[str]:
-    """Options with paths that pytest writes to, relative to where it was started; the job starts it elsewhere."""
-    given = {name: getattr(config.option, name, None) for name in ("basetemp", "log_file", "debug")}
+def _path_options(config: pytest.Config) -> Iterator[str]:
+    """Options with paths that pytest writes to; made absolute, because the job has a different working directory."""
+    paths = {name: getattr(config.option, name, None) for name in ("basetemp", "log_file", "debug")}
     if config.pluginmanager.has_plugin("logging"):
-        given["log_file"] = given["log_file"] or config.getini("log_file")
-    for name, path in given.items():
+        paths["log_file"] = paths["log_file"] or config.getini("log_file")
+    for name, path in paths.items():
         if path:
             yield f"--{name.replace('_', '-')}={config.invocation_params.dir / path}"
 
 
-def _without_reports(arguments: Sequence[str], paths: Sequence[str]) -> Iterator[str]:
-    """The arguments without those that select tests by path or concern the reporting session alone."""
-    left, given = list(paths), iter(arguments)
-    for argument in given:
+def _without_reporting(arguments: Sequence[str], paths: Sequence[str]) -> Iterator[str]:
+    """The arguments without paths of tests and without options that concern only the reporting session."""
+    remaining_paths, remaining = list(paths), iter(arguments)
+    for argument in remaining:
         if argument == "--":  # only paths follow
             continue
         flag, equals, _ = argument.partition("=")
-        if flag in _OF_THIS_PROCESS:
+        if flag in _REPORTING_OPTIONS:
             if not equals:
-                next(given, None)
+                next(remaining, None)
         elif argument == "-p":
-            if (plugin := next(given, "")) not in _REPORTERS:
+            if (plugin := next(remaining, "")) not in _EDITOR_PLUGINS:
                 yield from ("-p", plugin)
-        elif argument in left:
-            left.remove(argument)
+        elif argument in remaining_paths:
+            remaining_paths.remove(argument)
         else:
             yield argument

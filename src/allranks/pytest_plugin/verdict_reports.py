@@ -1,4 +1,4 @@
-"""Verdicts over ranks as pytest's own reports: one test, one report, however many ranks ran it."""
+"""Converts verdicts to pytest's reports: one report for each test, however many ranks ran it."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ from allranks.report.run_files import JobError
 from allranks.runner.listener import RunListener
 from allranks.runner.progress import Tests
 
-_NOT_THERE: Final = (
-    "it is there when pytest collects, and not when the ranks' process does. If its name comes from a set, set "
-    "PYTHONHASHSEED to a number before pytest starts"
+_NOT_COLLECTED: Final = (
+    "pytest has collected it, but the process that starts the ranks has not. If its name depends on the order of a "
+    "set, set PYTHONHASHSEED to a number before pytest starts"
 )
 _NO_RESULT: Final = "no rank reported this test"
 
@@ -43,38 +43,38 @@ When = Literal["setup", "call", "teardown"]
 
 
 class VerdictReporter(RunListener):
-    """Takes a job's records as they come, and reports each test when all its ranks have ended it; a plugin of pytest's.
+    """A pytest plugin that receives a job's records, and reports each test when all of its ranks have ended it.
 
-    A test is judged by the rules of the report. When the job has ended, its journal is judged as a whole: what was
-    reported as good before, and is not, is reported once more.
+    Tests are judged by the rules of the report. When the job has ended, its journal is judged as a whole, and tests
+    that were reported as passed but have failed are reported again.
     """
 
     def __init__(self, session: pytest.Session, world_size: int) -> None:
         self._terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
-        super().__init__(self._say)
+        super().__init__(self._print)
         self._hook = session.config.hook
         self._prints = session.config.getoption("capture") == "no"
         self._items = {xml_id(item.nodeid): item for item in session.items}
         self._start = JobStarted(schema=SCHEMA, run_id="", cell="", suite="", attempt=1, world_size=world_size)
         self._records: dict[str, list[Record]] = {}
-        self._good: dict[str, bool] = {}
+        self._passed: dict[str, bool] = {}
         self._reports: Sequence[pytest.TestReport] = ()
-        self.has_bad = False  # whether any report was bad
-        self.has_executed = False  # whether any rank executed a test, as the report counts it
+        self.has_failed = False  # whether any test failed
+        self.has_executed = False  # whether any rank executed a test, by the rules of the report
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._prints and self._terminal is not None:
             self._terminal.ensure_newline()
             self._terminal.write_line(line)
 
     def job_started(self, spec: JobSpec, tests: Tests) -> None:
-        """Say nothing: the header of the session has it."""
+        """Print nothing: the session's header has this information."""
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
-        """Say nothing: the summary has it."""
+        """Print nothing: the session's summary has this information."""
 
     def take(self, job_id: str, record: Record) -> None:
-        """Take in a record; report the tests that have ended when the next one starts."""
+        """Process a record; when a test starts, report the tests that have ended."""
         match record:
             case Printed():
                 super().take(job_id, record)
@@ -95,32 +95,33 @@ class VerdictReporter(RunListener):
                     del self._records[nodeid]
                     self._report(test)
 
-    def settle(self, tests: Iterable[TestVerdict]) -> None:
-        """Report the tests that have not been reported, or not rightly."""
+    def report_final(self, tests: Iterable[TestVerdict]) -> None:
+        """Report tests that have not been reported, and tests that were reported as passed but have failed."""
         for test in tests:
-            was_good = self._good.get(test.nodeid)
-            is_not_run = test.verdict.rule is VerdictRule.JOB
-            if (was_good is None and not is_not_run) or (was_good and test.verdict.is_bad):
+            has_passed = self._passed.get(test.nodeid)
+            was_not_run = test.verdict.rule is VerdictRule.JOB
+            if (has_passed is None and not was_not_run) or (has_passed and test.verdict.is_bad):
                 self._report(test)
 
-    def report_the_rest(self, error: JobError | None, stopped: Container[str]) -> None:
-        """Report the tests without any result as errors: no test may be missing unnoticed.
+    def report_missing(self, error: JobError | None, stopped: Container[str]) -> None:
+        """Report the tests without a result as errors, so that no test is missing.
 
-        `stopped` has the tests that did not run because the session was to end; `error` is what went wrong with the
-        job.
+        Args:
+            error: The error of the job, if any.
+            stopped: The tests that did not run because the session was stopped.
         """
-        why = error.what if error else _NOT_THERE
+        why = error.what if error else _NOT_COLLECTED
         for nodeid, item in self._items.items():
-            if nodeid not in self._good and (error or item.nodeid not in stopped):
+            if nodeid not in self._passed and (error or item.nodeid not in stopped):
                 self._log(item, [_report(item, "setup", "failed", longrepr=f"{_NO_RESULT}: {why}")])
-                self.has_bad = True
+                self.has_failed = True
 
     def _report(self, test: TestVerdict) -> None:
         item = self._items.get(test.nodeid)
-        if item is None:  # a module that skips as a whole: pytest has reported it when it collected
+        if item is None:  # a skipped module, which pytest has reported during collection
             return
-        self._good[test.nodeid] = not test.verdict.is_bad
-        self.has_bad = self.has_bad or test.verdict.is_bad
+        self._passed[test.nodeid] = not test.verdict.is_bad
+        self.has_failed = self.has_failed or test.verdict.is_bad
         self.has_executed = self.has_executed or test.verdict.executed
         self._log(item, list(_reports(item, test)))
 
@@ -130,7 +131,7 @@ class VerdictReporter(RunListener):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
-        """Log a test in place of running it, inside what other plugins do around a test: editors learn its file so."""
+        """Log the reports of a test instead of running it, in the hook where editors' plugins read the test's file."""
         self._hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._reports:
             self._hook.pytest_runtest_logreport(report=report)
@@ -141,13 +142,13 @@ class VerdictReporter(RunListener):
 def _reports(item: pytest.Item, test: TestVerdict) -> Iterator[pytest.TestReport]:
     """The reports of the phases of a test, as if one process had run it."""
     verdict = test.verdict
-    bad = _phase_of(test) if verdict.is_bad else ""
-    if bad == "setup":
+    failed = _failed_phase(test) if verdict.is_bad else ""
+    if failed == "setup":
         yield _report(item, "setup", "failed", longrepr=_representation(test), sections=_sections(test))
     else:
         yield _report(item, "setup", "passed")
         call = _report(item, "call", "passed", duration=test.time)
-        if bad == "call":
+        if failed == "call":
             call.outcome, call.longrepr, call.sections = "failed", _representation(test), _sections(test)
         elif verdict.reason == "pytest.xfail":
             call.outcome, call.wasxfail = "skipped", verdict.message
@@ -158,7 +159,7 @@ def _reports(item: pytest.Item, test: TestVerdict) -> Iterator[pytest.TestReport
             call.wasxfail = ""
         yield call
     ranks = [("ranks", compact(test.ranks))]
-    if bad == "teardown":
+    if failed == "teardown":
         yield _report(
             item, "teardown", "failed", longrepr=_representation(test), sections=_sections(test), user_properties=ranks
         )
@@ -166,8 +167,8 @@ def _reports(item: pytest.Item, test: TestVerdict) -> Iterator[pytest.TestReport
         yield _report(item, "teardown", "passed", user_properties=ranks)
 
 
-def _phase_of(test: TestVerdict) -> When:
-    """The phase in which the leading rank went wrong; a crash or a hang is in the test itself, as far as is known."""
+def _failed_phase(test: TestVerdict) -> When:
+    """The phase in which the first failed rank failed; "call" if it is unknown, as for a crash or a hang."""
     leading = next((rank for rank in test.ranks if rank.rank == test.verdict.leading), None)
     match leading.phase if leading else "":
         case "setup" | "teardown" as phase:
@@ -178,13 +179,13 @@ def _phase_of(test: TestVerdict) -> When:
 
 def _report(item: pytest.Item, when: When, outcome: Literal["passed", "failed"], **more: Any) -> pytest.TestReport:  # noqa: ANN401
     keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
-    given = {"longrepr": None, "duration": 0.0, **more}
-    return pytest.TestReport(item.nodeid, item.location, keywords, outcome, when=when, **given)
+    fields = {"longrepr": None, "duration": 0.0, **more}
+    return pytest.TestReport(item.nodeid, item.location, keywords, outcome, when=when, **fields)
 
 
 @dataclass(frozen=True)
 class _Headline:
-    """What pytest prints of a failure where it has one line for it."""
+    """The message that pytest prints in its short summary."""
 
     message: str
 
@@ -194,13 +195,13 @@ class _Headline:
 
 @dataclass(eq=False)
 class _Representation(TerminalRepr):
-    """A failure as pytest prints it. On CI services its summary would repeat all of a plain text."""
+    """A failure as pytest prints it; with a plain string, the short summary on CI services would contain all of it."""
 
     reprcrash: _Headline
     text: str
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        """Print the whole text."""
+        """Print the full text."""
         tw.line(self.text)
 
 
@@ -211,7 +212,7 @@ def _representation(test: TestVerdict) -> _Representation:
 
 
 def _sections(test: TestVerdict) -> list[tuple[str, str]]:
-    """What the leading rank printed."""
+    """The output of the first failed rank."""
     leading = next((rank for rank in test.ranks if rank.rank == test.verdict.leading), None)
-    printed = (("stdout", leading.stdout), ("stderr", leading.stderr)) if leading else ()
-    return [(f"Captured {name} of rank {test.verdict.leading}", text) for name, text in printed if text]
+    streams = (("stdout", leading.stdout), ("stderr", leading.stderr)) if leading else ()
+    return [(f"Captured {name} of rank {test.verdict.leading}", text) for name, text in streams if text]

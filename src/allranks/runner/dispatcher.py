@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from allranks.agent.collect.selection import drawn
+from allranks.agent.collect.selection import random_key
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job
 from allranks.report.run_files import JobError
@@ -80,7 +80,7 @@ class Dispatcher:
             for number, job in enumerate(self._jobs)
         ]
         if (seed := self._policy.shuffle) is not None:
-            return sorted(tasks, key=lambda task: drawn(seed, self._jobs[task.number].id))
+            return sorted(tasks, key=lambda task: random_key(seed, self._jobs[task.number].id))
         return longest_first(tasks)
 
     def _make_environment(self, task: Task) -> None:

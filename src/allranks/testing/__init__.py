@@ -1,7 +1,7 @@
-"""The imports of a distributed suite: skips, test cases, stores and types.
+"""The public API for suite authors: requirements and skips, test cases, RPC worlds, stores, and helpers.
 
-Names are imported on first use, so that the orchestrator can read :mod:`allranks.protocol.skip_codes` without torch,
-and pytest can rewrite :mod:`allranks.testing.fixtures` before any module imports it.
+Each name is imported on first use. This lets programs without torch use the skip codes, and lets pytest rewrite the
+assertions of :mod:`allranks.testing.fixtures` before anything imports that module.
 """
 
 import ast
@@ -110,24 +110,24 @@ if TYPE_CHECKING:
     from allranks.testing.threads import spawn_threads_and_init_comms as spawn_threads_and_init_comms
 
 
-def _homes() -> dict[str, str]:
-    """The module of each public name: the imports above tell it to type checkers, and here."""
+def _read_modules() -> dict[str, str]:
+    """The module of each public name, read from the imports above, which only type checkers execute."""
     imports = (node for node in ast.walk(ast.parse(Path(__file__).read_bytes())) if isinstance(node, ast.ImportFrom))
     return {alias.name: str(node.module) for node in imports for alias in node.names if alias.asname}
 
 
-_HOMES = _homes()
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - type checkers take the names from the imports
+_MODULES = _read_modules()
+__all__ = sorted(_MODULES)  # noqa: PLE0605 - type checkers read the names from the imports
 
 
 def __dir__() -> list[str]:
-    """The public names too, for editors and interactive shells: none is imported before its first use."""
+    """All names, including public names that have not been imported yet."""
     return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    value: object = getattr(importlib.import_module(_HOMES[name]), name)
+    value: object = getattr(importlib.import_module(_MODULES[name]), name)
     return value

@@ -1,4 +1,4 @@
-"""What tests can observe: printed output, the log of DDP, and profiler events."""
+"""Helpers that read output, DDP's log, and profiler events."""
 
 import ctypes
 import io
@@ -17,9 +17,9 @@ _STDERR = 2
 
 
 class CapturedStream:
-    """One stream of a :func:`captured_output`, readable at any time, during and after the capture.
+    """One captured stream, which can be read at any time during and after the capture.
 
-    Its content is in an unnamed file on disk, which is deleted with this object.
+    The content is stored in an unnamed file on disk, which is deleted with this object.
     """
 
     def __init__(self) -> None:
@@ -28,29 +28,29 @@ class CapturedStream:
         weakref.finalize(self, os.close, self._descriptor)
 
     def fileno(self) -> int:
-        """The descriptor of the file."""
+        """The file descriptor of the file."""
         return self._descriptor
 
     def getvalue(self) -> str:
-        """Everything printed so far; invalid UTF-8 becomes replacement characters."""
+        """Everything that was printed so far; invalid UTF-8 is replaced by replacement characters."""
         _flush()
         size = os.fstat(self._descriptor).st_size
         return b"".join(_read(self._descriptor, size)).decode("utf-8", errors="replace")
 
 
 def _read(descriptor: int, size: int) -> Iterator[bytes]:
-    """The first bytes of a file; does not move its offset, where the next line is written."""
+    """Read a file from its start without moving its offset, where the next line will be written."""
     offset = 0
     while offset < size:
-        piece = os.pread(descriptor, size - offset, offset)
-        if not piece:
+        chunk = os.pread(descriptor, size - offset, offset)
+        if not chunk:
             return
-        offset += len(piece)
-        yield piece
+        offset += len(chunk)
+        yield chunk
 
 
 class CapturedOutput(NamedTuple):
-    """Both streams of a :func:`captured_output`."""
+    """The streams of :func:`captured_output`."""
 
     out: CapturedStream
     err: CapturedStream
@@ -58,20 +58,20 @@ class CapturedOutput(NamedTuple):
 
 @contextmanager
 def captured_output() -> Iterator[CapturedOutput]:
-    """Capture standard output and standard error of the whole process.
+    """Capture standard output and standard error of the whole process during a ``with`` block.
 
-    The file descriptors 1 and 2 are redirected, so lines of C++ libraries and of child processes are captured like
-    those of ``print``, in order, however many. Captures can be nested: the innermost gets the output. A capture affects
-    all threads, so ranks that are threads must not capture at the same time.
+    The file descriptors 1 and 2 are redirected, so the output of C++ libraries and of child processes is captured too,
+    in order with that of ``print``, and without a size limit. Captures can be nested; the innermost one receives the
+    output. A capture affects all threads, so ranks that are threads must not capture at the same time.
 
     Yields:
-        The streams ``(out, err)``, each with ``getvalue()``.
+        The pair ``(out, err)``; call ``getvalue()`` of each to get the captured text.
     """
     captured = CapturedOutput(CapturedStream(), CapturedStream())
     with ExitStack() as stack:
         stack.enter_context(_redirected(_STDOUT, captured.out))
         stack.enter_context(_redirected(_STDERR, captured.err))
-        # pytest replaces both streams by its own objects, which do not write to descriptors 1 and 2.
+        # pytest replaces both streams with its own objects, which do not write to file descriptors 1 and 2.
         stack.enter_context(_replaced("stdout", _STDOUT))
         stack.enter_context(_replaced("stderr", _STDERR))
         yield captured
@@ -94,18 +94,18 @@ def _redirected(target: int, stream: CapturedStream) -> Iterator[None]:
 def _replaced(name: str, descriptor: int) -> Iterator[None]:
     before: TextIO = getattr(sys, name)
     raw = io.FileIO(descriptor, "w", closefd=False)
-    # Unbuffered, as with `python -u`, so that lines of Python, of C and of child processes stay in order.
+    # Unbuffered, as with `python -u`, so that the output of Python, C and child processes stays in order.
     text = io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=True)
     setattr(sys, name, text)
     try:
         yield
     finally:
-        # Not closed: a logging handler created meanwhile may keep it, and then writes to the restored descriptor.
+        # Not closed, because a logging handler that was created in the block may still use it.
         setattr(sys, name, before)
 
 
 def _flush() -> None:
-    """Flush the buffers of Python and of C's standard library to their descriptors."""
+    """Flush the buffers of Python and of the C library."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
@@ -116,41 +116,43 @@ _BEFORE_CPP_STACK = "\nException raised from "
 
 
 def verify_ddp_error_logged(model: DistributedDataParallel, expected: str) -> None:
-    """Check that DDP has logged an error that contains a text.
+    """Check that DDP has logged an error with the expected text.
 
     Args:
-        model: The model whose backward or forward pass failed.
-        expected: Part of the error, or the text of the exception itself: a C++ stack at its end is ignored.
+        model: The model whose forward or backward pass failed.
+        expected: Part of the error message. You can pass the text of the caught exception: a C++ stack at its end is
+            ignored.
 
     Raises:
         AssertionError: DDP has logged no error, or a different one.
+        RuntimeError: This version of torch has no such log.
     """
     logged = _logging_data(model)
-    lacking = [name for name in ("iteration", "has_error", "error") if name not in logged]
-    if lacking:
-        msg = f"DDP has logged no error: its log lacks {', '.join(lacking)}"
+    missing = [name for name in ("iteration", "has_error", "error") if name not in logged]
+    if missing:
+        msg = f"DDP has logged no error: its log has no {' and no '.join(missing)}"
         raise AssertionError(msg)
-    words = expected.split(_BEFORE_CPP_STACK, maxsplit=1)[0]
-    if words not in str(logged["error"]):
-        msg = f"DDP has logged another error.\nexpected: {words}\nlogged:   {logged['error']}"
+    text = expected.split(_BEFORE_CPP_STACK, maxsplit=1)[0]
+    if text not in str(logged["error"]):
+        msg = f"DDP has logged a different error.\nexpected: {text}\nlogged:   {logged['error']}"
         raise AssertionError(msg)
 
 
 def _logging_data(model: DistributedDataParallel) -> Mapping[str, object]:
-    # DDP has no public access to its log; this method has existed since torch 1.8.
+    # DDP has no public access to its log. This method has existed since torch 1.8.
     read = getattr(model, "_get_ddp_logging_data", None)
     if read is None:
-        msg = "this torch's DistributedDataParallel has no readable log: _get_ddp_logging_data is missing"
+        msg = "the log of DistributedDataParallel cannot be read: this torch has no _get_ddp_logging_data"
         raise RuntimeError(msg)
     return cast("Mapping[str, object]", read())
 
 
 class NamedEvent(Protocol):
-    """A profiler's record of one function: ``torch.autograd.profiler_util.FunctionEvent`` and similar."""
+    """A profiler event, such as ``torch.autograd.profiler_util.FunctionEvent``."""
 
     @property
     def name(self) -> str:
-        """The recorded name."""
+        """The name of the recorded function."""
 
 
 E = TypeVar("E", bound=NamedEvent)
@@ -159,20 +161,23 @@ _SHOWN = 20
 
 
 def get_function_event(function_events: Iterable[E], partial_event_name: str) -> E:
-    """The first event whose name contains a text.
+    """Find the first profiler event whose name contains a text.
 
     Args:
         function_events: The events of a profile, such as ``profile.function_events``.
-        partial_event_name: Part of the name.
+        partial_event_name: Part of the event's name.
+
+    Returns:
+        The event.
 
     Raises:
-        LookupError: There is no such event; the message lists the existing names.
+        LookupError: There is no such event; the message lists the names of the events.
     """
     events = list(function_events)
-    found = next((event for event in events if partial_event_name in event.name), None)
-    if found is None:
+    event = next((event for event in events if partial_event_name in event.name), None)
+    if event is None:
         names = sorted({event.name for event in events})
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-        msg = f"no profiled event has {partial_event_name!r} in its name; there are: {shown or 'none at all'}"
+        msg = f"no profiler event has {partial_event_name!r} in its name; the names are: {shown or '(no events)'}"
         raise LookupError(msg)
-    return found
+    return event

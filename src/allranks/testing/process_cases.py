@@ -1,14 +1,13 @@
-"""Test cases whose ranks are forks: new ones for each test, or kept for a class."""
+"""Test cases that start their own ranks as forks, either for each test or for all tests of a class."""
 
 import functools
 import inspect
 import os
 import types
 import unittest
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -16,41 +15,41 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
-from allranks.agent.launch.launch import LaunchContext, LaunchTerms
-from allranks.agent.launch.launched_rank import LaunchedRank, RankTerms
+from allranks.agent.launch.launch import LaunchContext
+from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions, destroy_group
 from allranks.agent.launch.own_ranks import (
     RANKS_ATTRIBUTE,
     KeptRanks,
     OwnRanks,
-    RankLife,
+    RankCallbacks,
     end_ranks_of,
-    exit_as_asked,
-    expected_ends,
-    kept_by,
+    exit_process,
+    expected_exits,
+    live_ranks_of,
     no_ranks_error,
-    run_in,
+    run_in_kept_ranks,
 )
-from allranks.agent.launch.plain import PlainSurroundings, meeting_file
+from allranks.agent.launch.plain import PlainLaunchContext, rendezvous_file
 from allranks.testing.environment import RankEnvironment, accelerator_count
-from allranks.testing.markers import plain_mark
+from allranks.testing.markers import unregistered_mark
 from allranks.testing.settings import fresh_dynamo
 from allranks.testing.tensors import TensorEquality
 
 
 class LauncherTestCase(TensorEquality, unittest.TestCase):
-    """A test case whose test methods run in each rank; in the launching process, they wait for the ranks."""
+    """Base class of test cases whose methods run in each rank; in the launching process, they wait for the ranks."""
 
     allranks_launcher: ClassVar[bool] = True
-    """Tells an agent that the tests start their ranks themselves."""
+    """Read by the agent: the tests start their ranks themselves."""
 
-    allranks_surroundings: ClassVar[LaunchContext | None] = None
-    """Set by an agent in the launching process; None under a plain pytest or unittest."""
+    allranks_launch_context: ClassVar[LaunchContext | None] = None
+    """Set by the agent in the launching process; None under plain pytest or unittest."""
 
     MAIN_PROCESS_RANK: ClassVar[int] = -1
     """The ``rank`` of the test case in the launching process."""
 
     peer_grace: ClassVar[float] = 3.0
-    """Seconds that the peers of a bad rank get to end by themselves; an agent has its own setting."""
+    """Seconds for the peers of a failed rank to end by themselves, without an agent."""
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803 - unittest's
         name = method_name if methodName == "runTest" else methodName
@@ -76,14 +75,11 @@ class LauncherTestCase(TensorEquality, unittest.TestCase):
         """Wait for the ranks, and raise their outcome as the test's."""
         raise NotImplementedError
 
-    def _surroundings(self) -> LaunchContext:
-        return self.allranks_surroundings or PlainSurroundings(self.peer_grace)
+    def _launch_context(self) -> LaunchContext:
+        return self.allranks_launch_context or PlainLaunchContext(self.peer_grace)
 
-    def _terms(self) -> LaunchTerms:
-        return self._surroundings().launch_terms(self)
-
-    def _run_and_clean_up(self, test_name: str, tell: Callable[[Exception], None]) -> None:
-        """Run a test and its clean-ups in this rank; `tell` reports at once that an exception ended the test."""
+    def _run_and_clean_up(self, test_name: str, report_failure: Callable[[Exception], None]) -> None:
+        """Run a test and its cleanups in this rank; if the test fails, call `report_failure` before the cleanups."""
         with ExitStack() as stack:
             stack.callback(self._clean_up)
             try:
@@ -91,12 +87,12 @@ class LauncherTestCase(TensorEquality, unittest.TestCase):
             except unittest.SkipTest:
                 raise
             except Exception as error:
-                # Report first: peers may be waiting, and a clean-up may wait for them.
-                tell(error)
+                # Report first: peers may be waiting for this rank, and a cleanup may wait for peers.
+                report_failure(error)
                 raise
 
     def _clean_up(self) -> None:
-        """Call the clean-ups registered in this rank; unlike ``doCleanups``, this raises their errors."""
+        """Call the cleanups that were registered in this rank; unlike ``doCleanups``, this raises their errors."""
         with ExitStack() as stack:
             for function, args, kwargs in self._cleanups:  # type: ignore[attr-defined]
                 stack.callback(function, *args, **kwargs)
@@ -108,37 +104,35 @@ DEFAULT_WORLD_SIZE = 4
 class RankPipe:
     """Replaces torch's pipe, which a rank of :class:`MultiProcessTestCase` passes from ``_run`` to ``run_test``.
 
-    Args:
-        tell: Reports at once that this exception ended the test.
-
     Attributes:
-        has_run: Whether the test itself has ended without an error.
+        report_failure: Reports immediately that an exception ended the test.
+        has_run: Whether the test has ended without an error.
     """
 
-    def __init__(self, tell: Callable[[Exception], None]) -> None:
-        self.tell = tell
+    def __init__(self, report_failure: Callable[[Exception], None]) -> None:
+        self.report_failure = report_failure
         self.has_run = False
 
     def close(self) -> None:
-        """Do nothing: a ``_run`` written for torch's class calls this."""
+        """Do nothing; called by overrides of ``_run`` that were written for torch's class."""
 
 
 class MultiProcessTestCase(LauncherTestCase):
-    """A test case whose every test starts its own ranks: forks of the launching process.
+    """A test case in which each test starts new ranks, which are forks of the launching process.
 
-    The order for one test::
+    Each test runs in this order::
 
-        setUp        in the launching process; it calls self._spawn_processes(), which starts the ranks
-            test     in each rank, on a fresh test case with ``rank`` and ``file_name``; no setUp, no tearDown there
-        tearDown     in the launching process, when all ranks have ended
+        setUp        in the launching process; must call self._spawn_processes(), which starts the ranks
+            test     in each rank, on a new test case with ``rank`` and ``file_name``, without setUp and tearDown
+        tearDown     in the launching process, after all ranks have ended
 
-    A rank that fails ends the test: its peers get ``peer_grace`` seconds, then they are stopped. The error names the
-    first bad rank, with its traceback (:class:`~allranks.agent.launch.own_ranks.RankFailureError`). The test is
-    skipped if all ranks skip, by an exception or by an exit code of torch's table; if only some do, that is an error.
+    If a rank fails, its peers have ``peer_grace`` seconds to end, and are then stopped. The test fails with the
+    traceback of the first failed rank (:class:`~allranks.agent.launch.own_ranks.RankFailureError`). The test is skipped
+    if all ranks skip, either by an exception or by one of torch's exit codes. If only some ranks skip, the test fails.
     """
 
     TEST_ERROR_EXIT_CODE: ClassVar[int] = 10
-    """The exit status of a rank whose test raised an exception."""
+    """Exit status of a rank whose test raised an exception."""
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803 - unittest's
         super().__init__(method_name, methodName)
@@ -147,17 +141,17 @@ class MultiProcessTestCase(LauncherTestCase):
 
     @property
     def world_size(self) -> int:
-        """The number of ranks. Override it to change that."""
+        """The number of ranks; override this property to change it."""
         return DEFAULT_WORLD_SIZE
 
     @property
     def init_method(self) -> str:
-        """The ``init_method`` for ``init_process_group``, which leads to a file that no other test uses."""
+        """An ``init_method`` for ``init_process_group``: a file that no other test uses."""
         return f"file://{self.file_name}"
 
     @property
     def destroy_pg_upon_exit(self) -> bool:
-        """True if a rank that passed destroys its process groups before it ends. Override it to change that."""
+        """Whether ranks that passed destroy their process group before they exit; override it to change this."""
         return True
 
     @property
@@ -166,118 +160,112 @@ class MultiProcessTestCase(LauncherTestCase):
         return self.rank == 0
 
     def setUp(self) -> None:
-        """Prepare a test; a subclass calls this first and ``_spawn_processes`` last."""
+        """Prepare a test; an override must call this first and ``_spawn_processes`` last."""
         super().setUp()
         self.special_return_code_checks: dict[Callable[..., object], int] = {}
-        """Tests whose rank 0 must end with the given exit status; other ranks may end with it, too."""
+        """Tests in which rank 0 must exit with the given status; the other ranks may exit with it."""
         self.skip_return_code_checks: list[Callable[..., object]] = []
-        """Tests whose ranks may end in any way except by an exception of the test."""
+        """Tests whose ranks may exit with any status."""
         self.rank = self.MAIN_PROCESS_RANK
-        self.file_name = self.enterContext(meeting_file())
+        self.file_name = self.enterContext(rendezvous_file())
 
     def _current_test_name(self) -> str:
         return self._testMethodName
 
     def _spawn_processes(self) -> None:
-        """Start the ranks. Call it in ``setUp``, when all that they need is ready."""
-        self._ranks = OwnRanks(self, self._surroundings(), int(self.world_size), self._be_rank, self.addCleanup)
+        """Start the ranks. Call this in ``setUp``, after everything that the ranks need has been prepared."""
+        self._ranks = OwnRanks(self, self._launch_context(), int(self.world_size), self._be_rank, self.addCleanup)
 
     def _join_processes(self, fn: Callable[[], object]) -> None:
         """Wait for the ranks, and raise their outcome as the test's."""
         if self._ranks is None:
             raise no_ranks_error(self.id())
-        self._ranks.join(expected_ends(self, fn))
+        self._ranks.join(expected_exits(self, fn))
 
-    def _be_rank(self, launched: LaunchedRank, terms: RankTerms) -> int:
-        """Run in a fork: run the test on a fresh test case, and report its outcome; returns the exit status."""
+    def _be_rank(self, launched: LaunchedRank, terms: RankOptions) -> int:
+        """Run in a fork: run the test on a new test case, and report its outcome; returns the exit status."""
         outcome = launched.run(terms, lambda: self._run_in_rank(launched))
         return self.TEST_ERROR_EXIT_CODE if outcome.is_bad else 0
 
     def _run_in_rank(self, launched: LaunchedRank) -> None:
-        pipe = RankPipe(launched.tell)
+        pipe = RankPipe(launched.report_failure)
         try:
             self._run(launched.number, self._current_test_name(), self.file_name, pipe)
         except SystemExit as exit_:
-            # A `_run` written for torch's class may exit after the test.
+            # Overrides of `_run` that were written for torch's class may exit after the test.
             if pipe.has_run and not exit_.code:
                 return
-            exit_as_asked(exit_)
+            exit_process(exit_)
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **_kwargs: object) -> None:
-        """Run in a rank. Override it to add something before or after ``run_test``."""
+        """Run in a rank; override this method to run code before or after ``run_test``."""
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name
         self.run_test(test_name, parent_pipe)
 
     def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
-        """Run one test in this rank, then its clean-ups, and destroy any process group that is left.
+        """Run the test and its cleanups in this rank, and destroy the process group, if there is one.
+
+        Args:
+            test_name: The name of the test method.
+            parent_pipe: The object that was passed to ``_run``.
 
         Raises:
             Exception: The exception of the test.
         """
-        self._run_and_clean_up(test_name, parent_pipe.tell)
+        self._run_and_clean_up(test_name, parent_pipe.report_failure)
         parent_pipe.has_run = True
-        if self.destroy_pg_upon_exit and dist.is_initialized():
-            dist.destroy_process_group()
+        if self.destroy_pg_upon_exit:
+            destroy_group()
 
 
 UNSET = -2
 """The default of ``world_size`` in a class."""
 
-_AVAILABLE: Mapping[str, Callable[[], bool]] = MappingProxyType(
-    {
-        "nccl": dist.is_nccl_available,
-        "gloo": dist.is_gloo_available,
-        "mpi": dist.is_mpi_available,
-        "ucc": dist.is_ucc_available,
-        "xccl": dist.is_xccl_available,
-    }
-)
-
 
 class MultiProcContinuousTest(LauncherTestCase):
-    """A test case whose ranks, forks of the launching process, run one test of the class after the other.
+    """A test case whose ranks, forks of the launching process, run all tests of the class.
 
-    The first test's ``setUp`` starts the ranks, after ``setUpClass``, and they create the default process group
-    (:meth:`_init_pg`); ``tearDownClass`` makes them destroy it and leave. ``setUp`` and ``tearDown`` run only in the
-    launching process. Each rank runs a test on a fresh object of the class, with ``rank`` and ``world_size``. State
-    that earlier tests left on the class and in the process, such as ``cls.pg``, is still there.
+    The first test's ``setUp`` starts the ranks, which create the default process group (:meth:`_init_pg`).
+    ``tearDownClass`` makes them destroy the group and exit. ``setUp`` and ``tearDown`` run only in the launching
+    process. Each rank runs a test on a new object of the class with ``rank`` and ``world_size``. State that earlier
+    tests left on the class, such as ``cls.pg``, or in the process is kept.
 
-    A test with a bad rank, or with only some ranks skipped, ends the ranks; the next test starts new ones. So the
-    remaining tests run, while torch's own class skips them.
+    If a rank fails, or if only some ranks skip, all ranks are stopped, and the next test starts new ones. So the
+    remaining tests run; torch's own class skips them.
     """
 
     allranks_keeps_ranks: ClassVar[bool] = True
-    """Tells an agent that consecutive tests of the class share their ranks."""
+    """Read by the agent: consecutive tests of the class share their ranks."""
 
     world_size: int = UNSET
-    """The number of ranks, as a number or a property; unless set, the number of devices of :meth:`device_type`."""
+    """The number of ranks, as an integer or a property; by default, the number of devices of :meth:`device_type`."""
 
     rdvz_file: ClassVar[str | None] = None
-    """The file at which the ranks meet."""
+    """The file for the rendezvous of the ranks."""
 
     timeout: ClassVar[timedelta] = timedelta(seconds=120)
-    """The time limit of the process group's operations."""
+    """Time limit of the process group's collectives."""
 
     pg: ClassVar[dist.ProcessGroup]
     """The default process group, in a rank."""
 
     @classmethod
     def backend_str(cls) -> str | None:
-        """The backend, such as ``"gloo"``; with None, torch chooses by the tensors' devices."""
+        """The backend, such as ``"gloo"``; if None, torch chooses one for each type of device."""
         return None
 
     @classmethod
     def device_type(cls) -> str:
-        """The kind of device that the class tests; a subclass may replace this method by a string."""
+        """The type of device that the class tests; a derived class may replace this method with a string."""
         device = torch.accelerator.current_accelerator()
         return "cpu" if device is None else device.type
 
     @classmethod
     def opts(cls, high_priority_stream: bool = False) -> Any:  # noqa: ANN401, ARG003 - torch's signature
-        """Options of the process group's backend; None for its defaults."""
+        """The options of the process group's backend; None for the defaults."""
         return None
 
     @classmethod
@@ -297,98 +285,87 @@ class MultiProcContinuousTest(LauncherTestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        """Make the ranks destroy their process group and leave."""
+        """Make the ranks destroy their process group and exit."""
         try:
             end_ranks_of(cls)
         finally:
             super().tearDownClass()
 
     def setUp(self) -> None:
-        """Start the ranks, if this is the class's first test, or the first after a bad one."""
+        """Start the ranks before the first test, and again after a failed test."""
         super().setUp()
         self.rank = self.MAIN_PROCESS_RANK
-        if kept_by(type(self)) is None:
+        if live_ranks_of(type(self)) is None:
             self._start_ranks()
 
     def _start_ranks(self) -> None:
         cls = type(self)
-        cls.world_size = cls._size_of_world()
+        cls.world_size = cls._resolve_world_size()
         _skip_without_backend(cls.backend_str())
-        life = RankLife(join=self._join, run=cls._run_as, leave=destroy_group)
-        ranks = KeptRanks(self, self._surroundings(), cls.world_size, life)
+        callbacks = RankCallbacks(join=self._join, run=cls._run_as, leave=destroy_group)
+        ranks = KeptRanks(self, self._launch_context(), cls.world_size, callbacks)
         cls.rdvz_file = ranks.file
         setattr(cls, RANKS_ATTRIBUTE, ranks)
 
     def _join(self, launched: LaunchedRank, file: str) -> None:
-        """Join the process group; runs first in a rank."""
+        """Create the process group; called in each new rank."""
         cls = type(self)
         cls.rank, cls.rdvz_file = launched.number, file
         cls._init_pg(launched.number, launched.world_size, file)
 
-    def _join_processes(self, fn: Callable[[], object]) -> None:  # noqa: ARG002 - the ranks find it by its name
-        """Have the ranks run this test, and raise their outcome as the test's."""
-        ranks = kept_by(type(self))
+    def _join_processes(self, fn: Callable[[], object]) -> None:  # noqa: ARG002 - the ranks look it up by its name
+        """Run this test in the ranks, and raise their outcome as the test's."""
+        ranks = live_ranks_of(type(self))
         if ranks is None:
             msg = (
-                f"there are no ranks for {self.id()}\n"
-                "A test of this class runs only in ranks, and super().setUp(), which starts them, was not called.\n"
+                f"no rank was started for {self.id()}\n"
+                "Tests of this class run only in ranks, and setUp did not call super().setUp(), which starts them.\n"
                 "Call super().setUp() first in setUp."
             )
             raise RuntimeError(msg)
-        run_in(ranks, self)
+        run_in_kept_ranks(ranks, self)
 
     @classmethod
-    def _size_of_world(cls) -> int:
-        said = inspect.getattr_static(cls, "world_size")
-        # A property needs an object, and a class method has none.
-        size = int(said.fget(object.__new__(cls))) if isinstance(said, property) and said.fget else int(cls.world_size)
+    def _resolve_world_size(cls) -> int:
+        value = inspect.getattr_static(cls, "world_size")
+        if isinstance(value, property) and value.fget:
+            size = int(value.fget(object.__new__(cls)))  # a property needs an object
+        else:
+            size = int(cls.world_size)
         if size != UNSET:
             return size
-        devices = cls._count_devices()
-        if devices == 0:
-            msg = f"there is no device of the kind {cls._kind_of_device()}"
-            raise unittest.SkipTest(msg)
-        return devices
-
-    @classmethod
-    def _kind_of_device(cls) -> str:
-        return cls.device_type() if callable(cls.device_type) else str(cls.device_type)
-
-    @classmethod
-    def _count_devices(cls) -> int:
-        return int(torch.get_device_module(cls._kind_of_device()).device_count())
+        device_type = cls.device_type() if callable(cls.device_type) else str(cls.device_type)
+        if devices := int(torch.get_device_module(device_type).device_count()):
+            return devices
+        msg = f"there is no {device_type} device"
+        raise unittest.SkipTest(msg)
 
     def _run_as(self, launched: LaunchedRank) -> None:
         """Run this test in a rank."""
         self.rank = launched.number
-        self._run_and_clean_up(self._testMethodName, launched.tell)
-
-
-def destroy_group() -> None:
-    """Destroy the default process group, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        self._run_and_clean_up(self._testMethodName, launched.report_failure)
 
 
 def _skip_without_backend(backend: str | None) -> None:
-    is_available = _AVAILABLE.get(backend or "")
+    is_available = getattr(dist, f"is_{backend}_available", None)
     if is_available is not None and not is_available():
         msg = f"this torch has no backend {backend}"
         raise unittest.SkipTest(msg)
 
 
-def _device_at(place: int) -> torch.device:
-    """The accelerator of a rank, which ranks share in turn if there are too few, or the CPU without any."""
+def _device_of(rank: int) -> torch.device:
+    """The accelerator of a rank, or the CPU if there are none; if there are too few, ranks share accelerators."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return torch.device("cpu")
-    return torch.device(accelerator.type, place % torch.accelerator.device_count())
+    return torch.device(accelerator.type, rank % torch.accelerator.device_count())
 
 
 class DistributedTestBase(MultiProcessTestCase):
-    """A :class:`MultiProcessTestCase` that starts its ranks in ``setUp``; a test makes its group by :meth:`create_pg`.
+    """A :class:`MultiProcessTestCase` that starts its ranks in ``setUp``.
 
-    Attributes that a subclass sets in ``setUp`` are those of the launching process: a rank does not have them.
+    Tests create their process group with :meth:`create_pg`. Attributes that a derived class sets in ``setUp`` exist
+    only in the launching process, not in the ranks.
     """
 
     def setUp(self) -> None:
@@ -397,57 +374,59 @@ class DistributedTestBase(MultiProcessTestCase):
         self._spawn_processes()
 
     def backend(self, device: str | torch.device) -> str:
-        """The backend for tensors on a device, such as ``"nccl"`` for ``"cuda"``."""
+        """The name of the default backend for a device, such as ``"nccl"`` for ``"cuda"``."""
         return dist.get_default_backend_for_device(torch.device(device).type)
 
     def create_pg(self, device: str | torch.device, world_size: int | None = None) -> dist.ProcessGroup:
-        """Create the default process group; with an accelerator, this rank's own becomes its default device.
+        """Create the default process group; an accelerator also becomes the default device of its rank.
 
         Args:
-            device: The kind of device, such as ``"cuda"``.
-            world_size: The number of ranks that call this; None for all.
+            device: A device or a type of device, such as ``"cuda"``; only the type is used.
+            world_size: The number of ranks that call this method; None for all.
+
+        Returns:
+            The process group.
         """
         size = self.world_size if world_size is None else world_size
-        kind = torch.device(device).type
-        if kind != "cpu":
-            own = torch.device(kind, *self.rank_to_device(kind)[self.rank])
+        device_type = torch.device(device).type
+        if device_type != "cpu":
+            own = torch.device(device_type, *self.rank_to_device(device_type)[self.rank])
             torch.accelerator.set_device_index(own.index)
             torch.set_default_device(own)
         store = FileStore(self.file_name, size)
-        dist.init_process_group(self.backend(kind), world_size=size, rank=self.rank, store=store)
-        if kind == "cpu":
-            # Else the first connected rank could end its test while its peers still connect, which then fails (gloo).
+        dist.init_process_group(self.backend(device_type), world_size=size, rank=self.rank, store=store)
+        if device_type == "cpu":
+            # Otherwise, the first connected rank could end its test before all peers have connected to it (gloo).
             dist.barrier()
         return cast("dist.ProcessGroup", dist.group.WORLD)
 
     def rank_to_device(self, device: str | torch.device) -> dict[int, list[int]]:
-        """The index of each rank's device; ranks share devices in turn if there are too few."""
+        """A list with the index of the rank's device, by rank; if there are too few devices, ranks share them."""
         present = torch.get_device_module(torch.device(device).type).device_count()
         return {rank: [rank % present] for rank in range(self.world_size)}
 
 
 class DynamoDistributedMultiProcTestCase(DistributedTestBase):
-    """Tests of ``torch.compile`` on several ranks: each is a process with a process group and an empty Dynamo.
+    """A test case for ``torch.compile`` on several ranks, each with a process group and empty Dynamo caches.
 
-    Ranks are forks, so each forgets what the launching process has compiled. Two ranks run on the CPU over gloo if
-    there is no accelerator.
+    There is one rank for each accelerator. Without accelerators, two ranks run on the CPU with gloo.
     """
 
     init_pg: ClassVar[bool] = True
-    """Whether each rank creates the default process group before the test; else the test does."""
+    """Whether each rank creates the default process group before the test; otherwise, the test must create it."""
 
     @property
     def world_size(self) -> int:
-        """A rank for each accelerator; 2 without any. Override it to change that."""
+        """The number of accelerators, or 2 if there are none; override this property to change it."""
         return accelerator_count() or 2
 
     @property
     def device(self) -> str:
-        """This rank's device."""
-        return str(_device_at(self.rank))
+        """This rank's device, such as ``"cuda:0"``."""
+        return str(_device_of(self.rank))
 
     def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
-        """Run one test in this rank, with its process group, and Dynamo's caches and counters empty."""
+        """Run the test in this rank, with a process group and with empty Dynamo caches and counters."""
         with fresh_dynamo():
             if self.init_pg:
                 self.create_pg(self.device)
@@ -455,24 +434,24 @@ class DynamoDistributedMultiProcTestCase(DistributedTestBase):
 
 
 class DynamoDistributedSingleProcTestCase(TensorEquality, unittest.TestCase):
-    """Tests of ``torch.compile`` in one process, which is the only rank of a default process group.
+    """A test case for ``torch.compile`` in a single process, the only rank of a default process group.
 
-    The class makes the group, and destroys it after its last test, or where ``setUpClass`` fails. Each test starts
-    with Dynamo's caches and counters empty, and empties them, also if ``setUp`` or the test fails. A test that destroys
-    the group leaves a new one to the next. Under ``allranks run`` each rank of the cell runs the tests, alone.
+    ``setUpClass`` creates the group; it is destroyed after the last test, or if ``setUpClass`` fails. Dynamo's caches
+    and counters are cleared before and after each test, even if ``setUp`` or the test fails. If a test destroys the
+    group, the next test gets a new one. Under ``allranks run``, each rank of the cell runs the tests on its own.
     """
 
-    # Its only rank has its own world, so an agent need not create one.
-    pytestmark: ClassVar[pytest.MarkDecorator] = plain_mark("no_process_group")
+    # The class creates its own process group, so the agent must not create one.
+    pytestmark: ClassVar[pytest.MarkDecorator] = unregistered_mark("no_process_group")
 
     rank: ClassVar[int] = 0
-    """The rank in the group."""
+    """The rank in the group: always 0."""
 
     device: ClassVar[str] = "cpu"
-    """This process's accelerator, or the CPU without any."""
+    """The device of this process: an accelerator, or the CPU if there are none."""
 
     device_ids: ClassVar[list[int] | None] = None
-    """For DDP, which finds the device by the model's parameters."""
+    """The argument ``device_ids`` for DDP: None, because DDP takes the device from the model's parameters."""
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -482,7 +461,7 @@ class DynamoDistributedSingleProcTestCase(TensorEquality, unittest.TestCase):
         cls._join_alone()
 
     def setUp(self) -> None:
-        """Empty Dynamo's caches and counters, now and after the test."""
+        """Clear Dynamo's caches and counters, now and after the test."""
         super().setUp()
         if not dist.is_initialized():
             self._join_alone()
@@ -490,7 +469,7 @@ class DynamoDistributedSingleProcTestCase(TensorEquality, unittest.TestCase):
 
     @classmethod
     def _join_alone(cls) -> None:
-        own = _device_at(RankEnvironment.read().local_rank)
+        own = _device_of(RankEnvironment.read().local_rank)
         cls.device = str(own)
         if own.index is not None:
             torch.accelerator.set_device_index(own.index)

@@ -1,4 +1,4 @@
-"""Settings for the time of a test: environment variables, debug level, blocking waits, Dynamo."""
+"""Temporary settings for tests: environment variables, debug level, blocking waits, and ``torch.compile``."""
 
 import functools
 import importlib
@@ -19,10 +19,10 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 
 @contextmanager
 def changed_variables(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set and unset environment variables, and always restore each afterwards.
+    """Set and unset environment variables in a ``with`` block, and restore them at the end.
 
     Args:
-        changes: The temporary value of each variable; None unsets it.
+        changes: The temporary value of each variable; None unsets the variable.
     """
     before = {name: os.environ.get(name) for name in changes}
     _apply(changes)
@@ -43,15 +43,15 @@ def _apply(values: Mapping[str, str | None]) -> None:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# If both are set, asynchronous error handling wins, and nothing would block.
+# If both are set, asynchronous error handling takes precedence, and waits do not block.
 _BLOCKING = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": None}
 
 
 def with_nccl_blocking_wait(test: Callable[P, R]) -> Callable[P, R]:
     """Run a test with ``TORCH_NCCL_BLOCKING_WAIT=1`` and without ``TORCH_NCCL_ASYNC_ERROR_HANDLING``.
 
-    NCCL reads both when a process group is created, so only groups that the test itself creates block. Both variables
-    are restored, even if the test fails.
+    torch reads both variables when it creates an NCCL process group, so they only affect groups that the test itself
+    creates. Both variables are restored after the test, even if it fails.
     """
 
     @functools.wraps(test)
@@ -70,12 +70,13 @@ _LEVELS = ("OFF", "INFO", "DETAIL")
 
 @contextmanager
 def dist_debug_level(level: DebugLevelName) -> Iterator[None]:
-    """Set the debug level of torch.distributed, and restore the variable and torch's own level afterwards.
+    """Set the debug level of torch.distributed in a ``with`` block, and restore it at the end.
 
-    Whether a process group checks its collectives (``DETAIL``) depends on the level at its creation.
+    This changes both ``TORCH_DISTRIBUTED_DEBUG`` and the level that torch has already read. A process group checks its
+    collectives only if the level is ``DETAIL`` when the group is created.
 
     Args:
-        level: The level.
+        level: ``"OFF"``, ``"INFO"`` or ``"DETAIL"``.
 
     Raises:
         ValueError: There is no such level.
@@ -91,24 +92,24 @@ def dist_debug_level(level: DebugLevelName) -> Iterator[None]:
 
 
 def with_dist_debug_levels(levels: Sequence[DebugLevelName]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Run a test once under each debug level.
+    """Run a test once for each debug level of torch.distributed.
 
-    If there is a default process group, all ranks wait for each other after each level. The first level under which the
-    test fails ends it, and is named in a note on the error.
+    If there is a default process group, a barrier follows each run. The test ends at the first level at which it fails;
+    a note on the exception states this level.
 
     Args:
-        levels: The levels, in order.
+        levels: The levels, in order: ``"OFF"``, ``"INFO"`` or ``"DETAIL"``.
 
     Returns:
-        A decorator; the decorated test returns its result under the last level.
+        A decorator. The decorated test returns its result for the last level.
 
     Raises:
-        ValueError: A level does not exist, or the list is empty.
+        ValueError: There is no such level, or the list is empty.
     """
     for level in levels:
         _check(level)
     if not levels:
-        msg = f"a test needs at least one debug level: name some of {', '.join(_LEVELS)}"
+        msg = f"a test needs at least one debug level: choose from {', '.join(_LEVELS)}"
         raise ValueError(msg)
 
     def decorate(test: Callable[P, R]) -> Callable[P, R]:
@@ -138,26 +139,27 @@ def _run_under(level: DebugLevelName, run: Callable[[], R]) -> R:
 
 def _check(level: str) -> None:
     if level not in _LEVELS:
-        msg = f"{level!r} is not a debug level of torch.distributed: name one of {', '.join(_LEVELS)}"
+        msg = f"{level!r} is not a debug level of torch.distributed: choose from {', '.join(_LEVELS)}"
         raise ValueError(msg)
 
 
 @contextmanager
 def fresh_dynamo() -> Iterator[Mapping[str, Counter[str]]]:
-    """Compile from scratch: Dynamo's caches and counters are emptied before and afterwards, also after a failure.
+    """Clear the caches and counters of ``torch.compile`` before and after a ``with`` block.
 
-    A compiler's error fails the test, even if TORCHDYNAMO_SUPPRESS_ERRORS would run it uncompiled. Changes of
-    ``torch._dynamo.config`` and of the grad mode are undone. Files of compilers, such as Inductor's, stay.
+    In the block, compiler errors are raised, even if ``TORCHDYNAMO_SUPPRESS_ERRORS`` is set. At the end, changes to
+    ``torch._dynamo.config`` and to the grad mode are undone, also after a failure. Caches on disk, such as Inductor's,
+    are not cleared.
 
     Yields:
-        Dynamo's counters: ``counters["stats"]["unique_graphs"]``, ``counters["graph_break"]``.
+        Dynamo's counters, such as ``counters["stats"]["unique_graphs"]`` and ``counters["graph_break"]``.
     """
-    # Now, as it takes seconds to import, and most suites compile nothing.
+    # Imported here because it takes seconds, and most suites do not compile.
     config: Any = importlib.import_module("torch._dynamo.config")
     counters = importlib.import_module("torch._dynamo.utils").counters
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
-        stack.callback(_put_back, config, config.get_config_copy())
+        stack.callback(_restore_config, config, config.get_config_copy())
         stack.callback(counters.clear)
         stack.callback(torch.compiler.reset)
         counters.clear()
@@ -166,7 +168,7 @@ def fresh_dynamo() -> Iterator[Mapping[str, Counter[str]]]:
         yield counters
 
 
-def _put_back(config: Any, before: Mapping[str, object]) -> None:  # noqa: ANN401 - the module torch._dynamo.config
-    """Set again what has changed; to set all would warn of old names."""
+def _restore_config(config: Any, before: Mapping[str, object]) -> None:  # noqa: ANN401 - the module torch._dynamo.config
+    """Restore only the settings that have changed: setting deprecated ones would cause warnings."""
     now = config.get_config_copy()
     config.load_config({name: value for name, value in before.items() if now[name] != value})

@@ -1,8 +1,7 @@
-"""Files that ranks share: folders of a gang, a barrier, and short texts of rank 0."""
+"""Files that ranks share: the folders of a gang and of a test, a barrier, and values that rank 0 publishes."""
 
 import hashlib
 import re
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,19 +9,20 @@ from pathlib import Path
 
 
 def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
-    """Poll a condition, ever less often, until it holds or the time is up.
+    """Poll a condition with increasing pauses until it is true or the time is up.
 
-    Only polling works on every file system that ranks can share: FIFOs and inotify are limited to one host's kernel,
-    and locks need a first owner. Each pause is a tenth of the time waited so far, between 0.2 and 5 ms, so that a short
-    wait ends soon and a long one costs little. A barrier built on it took 0.1 ms at world size 2, 0.4 ms at 4 and
-    0.9 ms at 8 (medians, two cores; with FIFOs 0.03, 0.05 and 0.12 ms), the same on ext4 as in memory.
+    Polling is the only method that works on every file system that ranks can share: FIFOs and inotify are limited to
+    one host, and locks need a first owner. Each pause is a tenth of the time waited so far, between 0.2 and 5 ms, so
+    short waits end quickly and long ones use little CPU time. A barrier that uses this function took 0.1 ms with 2
+    ranks, 0.4 ms with 4 and 0.9 ms with 8 (medians, two cores, on ext4 and in memory; with FIFOs 0.03, 0.05 and
+    0.12 ms).
 
     Args:
-        condition: Checked at least once, and a last time when the time is up.
+        condition: Checked at least once, and once more when the time is up.
         timeout: Seconds.
 
     Returns:
-        Whether the condition held.
+        Whether the condition became true.
     """
     start = time.monotonic()
     while not condition():
@@ -35,23 +35,26 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
 
 
 DEFAULT_TIMEOUT = 60.0
-"""Seconds; equal to the default time limit of operations of the cell's process group."""
+"""Seconds; the same as the default time limit of collectives in the cell's process group."""
 
 
 class PeerTimeoutError(TimeoutError):
-    """This rank waited for peers, and some did not come: the fault is theirs, not this rank's."""
+    """This rank waited for its peers, and some of them did not arrive in time.
 
-    allranks_symptom = True  # tells the agent not to blame this rank: see allranks.agent.rank.reports
+    A report treats this error as a consequence: the missing peers are the cause of the failure, not this rank.
+    """
+
+    allranks_symptom = True  # read by allranks.agent.rank.reports: a secondary failure
 
 
 class FileBarrier:
-    """Blocks each rank until all have arrived; reusable any number of times, by all ranks alike.
+    """A barrier that needs no process group: it blocks each rank until all ranks have arrived.
 
-    On its k-th arrival, a rank creates the file ``k-rank``. It removes its previous file once all have arrived again,
-    because then no rank waits for that one.
+    It can be used any number of times. On the k-th call, a rank creates the file ``k-rank``. When all ranks have
+    arrived, it removes its previous file, because no rank needs that one any more.
 
     Args:
-        folder: An existing folder, the same for all ranks, that no other barrier uses.
+        folder: An existing folder that all ranks share and no other barrier uses.
         rank: This rank, from 0.
         world_size: The number of ranks.
     """
@@ -63,20 +66,22 @@ class FileBarrier:
         self._round = 0
 
     def __call__(self, *, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Wait until every rank has made this call as often as this rank.
+        """Wait until all ranks have called the barrier as many times as this rank.
 
         Args:
             timeout: Seconds to wait for the last rank.
 
         Raises:
-            PeerTimeoutError: A rank did not arrive in time; the message names all missing ranks.
+            PeerTimeoutError: Some ranks did not arrive in time; the message lists them.
         """
         self._round += 1
         self._file(self._round, self._rank).touch()
         if not wait_until(lambda: not self._missing(), timeout) and (missing := self._missing()):
             ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}"
-            call = f"(call {self._round} of this test)"
-            msg = f"rank {self._rank} waited {timeout:g} s at the file barrier and {ranks} did not come {call}"
+            msg = (
+                f"rank {self._rank} waited {timeout:g} s at the file barrier, but {ranks} did not arrive "
+                f"(call {self._round} of this test)"
+            )
             raise PeerTimeoutError(msg)
         self._file(self._round - 1, self._rank).unlink(missing_ok=True)
 
@@ -87,69 +92,73 @@ class FileBarrier:
         return self._folder / f"{number}-{rank}"
 
 
-def put_up(notice: Path, text: str) -> None:
-    """Publish a text atomically: if the file is visible, so is all of the text."""
-    draft = notice.with_name(f"{notice.name}.draft")
+def publish(path: Path, text: str) -> None:
+    """Write a file atomically: other ranks see either no file or the complete text."""
+    draft = path.with_name(f"{path.name}.draft")
     draft.write_text(text, encoding="utf-8")
-    draft.rename(notice)
+    draft.rename(path)
 
 
-def read_when_up(notice: Path, what: str, timeout: float = DEFAULT_TIMEOUT) -> str:
-    """Wait for a published text, and return it; a :class:`PeerTimeoutError` says that it did not come in time."""
-    if not wait_until(notice.exists, timeout):
-        msg = f"rank 0 did not tell {what} within {timeout:g} s"
+def read_published(path: Path, what: str, timeout: float = DEFAULT_TIMEOUT) -> str:
+    """Wait until rank 0 has published a file, and return its content.
+
+    Args:
+        path: The file.
+        what: A description of the content, for the error message.
+        timeout: Seconds.
+
+    Raises:
+        PeerTimeoutError: Rank 0 did not publish the file in time.
+    """
+    if not wait_until(path.exists, timeout):
+        msg = f"rank 0 did not publish {what} within {timeout:g} s"
         raise PeerTimeoutError(msg)
-    return notice.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8")
 
 
 _NAME_LIMIT = 40
 
 
-def _made(folder: Path) -> Path:
+def _create(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 @dataclass(frozen=True)
-class FolderOfTest:
-    """The folder that the ranks share in one test."""
+class TestFolder:
+    """The folder that the ranks share during one test."""
 
     path: Path
 
     @property
-    def of_the_author(self) -> Path:
+    def files(self) -> Path:
         """The folder for the test's own files."""
-        return _made(self.path / "files")
+        return _create(self.path / "files")
 
     @property
-    def of_the_barrier(self) -> Path:
-        """The folder of the barrier."""
-        return _made(self.path / "barrier")
+    def barrier(self) -> Path:
+        """The folder of the file barrier."""
+        return _create(self.path / "barrier")
 
     @property
-    def of_notices(self) -> Path:
-        """The folder of the texts that rank 0 publishes."""
-        return _made(self.path / "notices")
+    def published(self) -> Path:
+        """The folder of the files that rank 0 publishes."""
+        return _create(self.path / "published")
 
 
 @dataclass(frozen=True)
-class FolderOfGang:
-    """The folder that the ranks share while their gang lives."""
+class GangFolder:
+    """The folder that the ranks share as long as their gang exists."""
 
     path: Path
 
     @property
-    def of_the_author(self) -> Path:
+    def files(self) -> Path:
         """The folder for files of tests and fixtures."""
-        return _made(self.path / "files")
+        return _create(self.path / "files")
 
-    def of_test(self, nodeid: str, number: int) -> FolderOfTest:
-        """The folder of one run of one test: the number of tests that the gang has run tells repetitions apart."""
+    def test_folder(self, nodeid: str, number: int) -> TestFolder:
+        """The folder of one run of a test; `number`, how many tests the gang has run, distinguishes repetitions."""
         digest = hashlib.blake2b(nodeid.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-        words = re.sub(r"\W+", "-", nodeid.rpartition("::")[2], flags=re.ASCII)[:_NAME_LIMIT].strip("-")
-        return FolderOfTest(self.path / "tests" / "-".join(filter(None, (str(number), words, digest))))
-
-
-def remove(folder: FolderOfTest) -> None:
-    """Remove the files of a test; errors are ignored, because the job's folder is removed with the job."""
-    shutil.rmtree(folder.path, ignore_errors=True)
+        name = re.sub(r"\W+", "-", nodeid.rpartition("::")[2], flags=re.ASCII)[:_NAME_LIMIT].strip("-")
+        return TestFolder(self.path / "tests" / "-".join(filter(None, (str(number), name, digest))))

@@ -1,18 +1,21 @@
-"""Skips that report, by torch's exit code, a missing requirement.
+"""Requirements: tests are skipped, with one of torch's exit codes, if the environment does not meet them.
 
-A :class:`Requirement` can be used in three ways. It is checked only in the rank and only when its test runs, never
-while the suite is imported::
+There are three ways to use a :class:`Requirement`. It is checked in the rank when the test runs, never when the suite
+is imported::
 
-    @require_gpus(2)                      # a test, a method, or a class with all of its tests
+    @require_gpus(2)                      # on a function, a method, or a class
     def test_peer_copy(device): ...
 
-    @pytest.mark.require_gpus(2)          # the same as a marker: nothing to import, and fit for pytestmark
+    @pytest.mark.require_gpus(2)          # as a marker, which needs no import and also works in pytestmark
     def test_peer_copy(device): ...
 
     def test_checkpoint(backend):
-        require_gpus(2).check()           # in the middle of a test; without .check() nothing is checked
+        require_gpus(2).check()           # inside a test; without .check() it has no effect
 
-The first two skip before any fixture is set up, so the agent can keep the ranks. :mod:`allranks.testing` exports all.
+Decorators and markers skip the test before any fixture is set up, so the ranks can be kept for the next test.
+
+Each description below states the exit codes in torch's table (``torch.testing._internal.common_distributed``). Code 86
+is used if the table has no code for a requirement.
 """
 
 import functools
@@ -22,6 +25,7 @@ import itertools
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, NoReturn, TypeVar
 
@@ -31,35 +35,34 @@ from allranks.protocol.unsupported import lack
 from allranks.testing.environment import RankEnvironment
 
 
-def at_least_one(n: object, of: str) -> int:
-    """Check ``n``, the number of something that a test needs, and return it.
+def _check_number(n: object, of: str) -> None:
+    """Check the number of something that a test needs.
 
     Raises:
-        TypeError: It is not a whole number, most often because the parentheses of a decorator are missing.
+        TypeError: It is not an integer, most often because the parentheses of a decorator are missing.
         ValueError: It is less than 1.
     """
     if not isinstance(n, int) or isinstance(n, bool):
-        msg = f"how many {of} must be a whole number, and {n!r} is not"
+        msg = f"the number of {of} must be an integer, not {n!r}"
         raise TypeError(msg)
     if n < 1:
-        msg = f"a test cannot need {n} {of}: give a number from 1"
+        msg = f"a test cannot need {n} {of}: the number must be at least 1"
         raise ValueError(msg)
-    return n
 
 
 Test = TypeVar("Test", bound=Callable[..., object])
 
 REQUIREMENTS_ATTRIBUTE = "allranks_requirements"
-"""The attribute of a decorated test or class with its requirements, in the order of their checks."""
+"""The attribute of a decorated test or class that contains its requirements in the order of their checks."""
 
 
 def skip(code: SkipCode, detail: str = "", *, gpus: int | None = None) -> NoReturn:
     """Skip the running test with one of torch's exit codes.
 
     Args:
-        code: The code, whose reason begins the message.
-        detail: What is missing here, in words.
-        gpus: The number of GPUs that the test needs, if the code does not state it (torch's codes end at 8).
+        code: The exit code. The message starts with its reason.
+        detail: What is missing on this machine; added to the message.
+        gpus: The number of GPUs that the test needs, if the code does not imply it (torch's codes end at 8 GPUs).
 
     Raises:
         EnvironmentSkip: Always.
@@ -67,30 +70,33 @@ def skip(code: SkipCode, detail: str = "", *, gpus: int | None = None) -> NoRetu
     raise EnvironmentSkip(code, detail, gpus)
 
 
-def skip_for_gpus(needed: int, present: int, of: str = "") -> NoReturn:
-    """Skip the running test, which needs more GPUs (or other accelerators) than are present.
-
-    Raises:
-        EnvironmentSkip: Always.
-    """
+def _skip_for_gpus(needed: int, present: int, of: str = "") -> NoReturn:
     skip(multi_gpu(needed), f"{present} of {needed}{of}", gpus=needed)
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something a test needs of its surroundings: a decorator for tests and classes, or :meth:`check` inside a test.
+    """Something that a test needs from its environment.
 
-    Args:
-        check: Raises :class:`EnvironmentSkip` if the surroundings lack it, else returns.
+    Use it as a decorator of a test or class, or call :meth:`check` inside a test.
+
+    Attributes:
+        check: A function that raises :class:`EnvironmentSkip` if the requirement is not met.
     """
 
     check: Callable[[], None]
 
     def __call__(self, test: Test) -> Test:
-        """Skip ``test``, or all tests of a class, if this requirement is not met.
+        """Skip a test, or all tests of a class, if the requirement is not met.
 
-        On a class, it also applies to tests of its subclasses and nested classes. Methods of the class, inherited ones
-        included, whose names start with ``test`` are guarded even without our pytest plugin.
+        On a class, the requirement also applies to tests of derived and nested classes. Methods whose names start with
+        ``test``, including inherited ones, are skipped even if allranks' pytest plugin is not loaded.
+
+        Args:
+            test: A test function, a test method, or a class.
+
+        Returns:
+            The decorated function, or the same class.
 
         Raises:
             TypeError: ``test`` is neither a function nor a class.
@@ -102,7 +108,7 @@ class Requirement:
             setattr(test, REQUIREMENTS_ATTRIBUTE, (self, *requirements_of(test)))
             return test
         if not inspect.isroutine(test):
-            msg = f"a requirement decorates a test function or a class, and {test!r} is neither"
+            msg = f"a requirement decorates a test function or a class, not {test!r}"
             raise TypeError(msg)
         return self._guard(test)
 
@@ -117,14 +123,14 @@ class Requirement:
 
 
 def requirements_of(test: object) -> tuple[Requirement, ...]:
-    """The requirements that a test or a class was decorated with, outermost first."""
+    """The requirements with which a test or a class was decorated, outermost first."""
     found: tuple[Requirement, ...] = getattr(test, REQUIREMENTS_ATTRIBUTE, ())
     return found
 
 
 def require_world_size(minimum: int) -> Requirement:
     """The test needs at least ``minimum`` ranks (code 73)."""
-    at_least_one(minimum, "ranks")
+    _check_number(minimum, "ranks")
 
     def check() -> None:
         world_size = RankEnvironment.read().world_size
@@ -135,19 +141,19 @@ def require_world_size(minimum: int) -> Requirement:
 
 
 def skip_if_small_world_size(minimum: int) -> Requirement:
-    """:func:`require_world_size` by another name: at least ``minimum`` ranks (code 73)."""
+    """The same as :func:`require_world_size`: the test needs at least ``minimum`` ranks (code 73)."""
     return require_world_size(minimum)
 
 
 def require_exact_world_size(n: int) -> Requirement:
-    """The test needs ``n`` ranks, no fewer (code 73) and no more (code 86: torch's table has none for it)."""
+    """The test needs exactly ``n`` ranks (code 73 if there are fewer, 86 if there are more)."""
     minimum = require_world_size(n)
 
     def check() -> None:
         minimum.check()
         world_size = RankEnvironment.read().world_size
         if world_size > n:
-            skip(SkipCode.GENERIC, f"the world is too large for this test: {world_size} ranks, and it needs {n}")
+            skip(SkipCode.GENERIC, f"the test needs exactly {n} ranks, and the world size is {world_size}")
 
     return Requirement(check)
 
@@ -168,17 +174,17 @@ def _check_gpus(n: int) -> None:
     if not torch.cuda.is_available():
         skip(SkipCode.NO_CUDA, gpus=n)
     if torch.cuda.device_count() < n:
-        skip_for_gpus(n, torch.cuda.device_count())
+        _skip_for_gpus(n, torch.cuda.device_count())
 
 
 def require_gpus(n: int, *, on: str | None = None) -> Requirement:
-    """The test needs ``n`` GPUs that this rank can see (codes 74, 75, 77, 80 to 85).
+    """The test needs ``n`` GPUs that are visible to the rank (codes 74, 75, 77, 80 to 85).
 
     Args:
         n: The number of GPUs.
-        on: Require them only in cells of this backend (``"nccl"``); None for every cell.
+        on: The backend of the cells in which they are required, such as ``"nccl"``; None for all cells.
     """
-    at_least_one(n, "GPUs")
+    _check_number(n, "GPUs")
 
     def check() -> None:
         if on is None or on == RankEnvironment.read().backend:
@@ -192,8 +198,8 @@ require_gpu = require_gpus(1)
 
 
 def require_gpus_or_none(n: int) -> Requirement:
-    """The test needs ``n`` GPUs, or runs on the CPU where there is none at all (codes 75, 77, 80 to 85)."""
-    at_least_one(n, "GPUs")
+    """The test needs ``n`` GPUs, or no GPU at all: then it runs on the CPU (codes 75, 77, 80 to 85)."""
+    _check_number(n, "GPUs")
 
     def check() -> None:
         import torch
@@ -205,29 +211,29 @@ def require_gpus_or_none(n: int) -> Requirement:
 
 
 require_gpu_per_rank = Requirement(lambda: _check_gpus(RankEnvironment.read().local_world_size))
-"""Each rank needs a GPU of its own, as many on this node as it has ranks (codes 74, 75, 77, 80 to 85)."""
+"""The test needs one GPU for each rank on this node (codes 74, 75, 77, 80 to 85)."""
 
 
 def require_accelerators(n: int) -> Requirement:
-    """The test needs ``n`` accelerators of whatever kind this torch drives (codes 89, 75, 77, 80 to 85)."""
-    at_least_one(n, "accelerators")
+    """The test needs ``n`` accelerators of any kind that torch supports (codes 89, 75, 77, 80 to 85)."""
+    _check_number(n, "accelerators")
 
     def check() -> None:
         import torch
 
-        # torch.accelerator exists since torch 2.6; in older versions, count CUDA devices only.
+        # torch.accelerator exists since torch 2.6. With older versions, only CUDA devices are counted.
         accelerator = getattr(torch, "accelerator", torch.cuda)
         count = int(accelerator.device_count()) if accelerator.is_available() else 0
         if count == 0:
             skip(SkipCode.NO_ACCELERATOR, gpus=n)
         if count < n:
-            skip_for_gpus(n, count, " accelerators")
+            _skip_for_gpus(n, count, " accelerators")
 
     return Requirement(check)
 
 
 require_accelerator = require_accelerators(1)
-"""The test needs an accelerator of whatever kind this torch drives (code 89)."""
+"""The test needs an accelerator of any kind that torch supports (code 89)."""
 
 
 def _check_peer_access() -> None:
@@ -236,16 +242,21 @@ def _check_peer_access() -> None:
     _check_gpus(2)
     for one, other in itertools.permutations(range(torch.cuda.device_count()), 2):
         if not torch.cuda.can_device_access_peer(one, other):
-            skip(SkipCode.NO_PEER_ACCESS, f"GPU {one} cannot read GPU {other}")
+            skip(SkipCode.NO_PEER_ACCESS, f"GPU {one} cannot access the memory of GPU {other}")
 
 
 require_peer_access = Requirement(_check_peer_access)
-"""Every GPU must reach the memory of every other (code 79), and there must be two of them (codes 74, 77)."""
+"""The test needs at least two GPUs (codes 74, 77), all of which can access each other's memory (code 79)."""
 
 
 def require_compute_capability(major: int, minor: int = 0) -> Requirement:
-    """The test needs CUDA GPUs of at least this compute capability (codes 74, 78, and 86: torch's table has none)."""
-    at_least_one(major, "generations")
+    """The test needs CUDA GPUs of at least this compute capability (codes 74, 78, 86).
+
+    Args:
+        major: The major version, such as 9.
+        minor: The minor version.
+    """
+    _check_number(major, "generations")
 
     def check() -> None:
         import torch
@@ -271,24 +282,33 @@ skip_if_rocm = Requirement(_check_not_rocm)
 
 
 def skip_if_rocm_arch(*names: str) -> Requirement:
-    """The test does not apply to AMD GPUs of these architectures, such as ``gfx906`` (code 78)."""
+    """The test does not apply to AMD GPUs of these architectures (code 78).
+
+    Args:
+        names: Names of architectures, such as ``"gfx906"``.
+    """
 
     def check() -> None:
         import torch
 
         if torch.version.hip is None or not torch.cuda.is_available():
             return
-        # Chip features follow the name: gfx90a:sramecc+:xnack-
-        found = str(torch.cuda.get_device_properties(0).gcnArchName).split(":", maxsplit=1)[0]
-        if found in names:
-            skip(SkipCode.ROCM, f"this GPU is a {found}")
+        # The name is followed by features: gfx90a:sramecc+:xnack-
+        architecture = str(torch.cuda.get_device_properties(0).gcnArchName).split(":", maxsplit=1)[0]
+        if architecture in names:
+            skip(SkipCode.ROCM, f"this GPU is a {architecture}")
 
     return Requirement(check)
 
 
 def skip_if_rocm_older(major: int, minor: int = 0) -> Requirement:
-    """On ROCm the test needs at least this version of it (code 78); elsewhere it runs."""
-    at_least_one(major, "versions")
+    """On ROCm, the test needs at least this version (code 78); on other platforms, it always runs.
+
+    Args:
+        major: The major version of ROCm.
+        minor: The minor version.
+    """
+    _check_number(major, "versions")
 
     def check() -> None:
         import torch
@@ -305,12 +325,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 EVERY_DEVICE: Final = ""
-"""In place of a device: what the backend lacks on each of its devices."""
+"""The key of operations that a backend does not support on any device."""
 
-_OF_ALL_BUT_GLOO: Final = frozenset({"all_gather_coalesced", "recv from any source", "monitored_barrier"})
+_GLOO_ONLY: Final = frozenset({"all_gather_coalesced", "recv from any source", "monitored_barrier"})
 
-# From torch 2.13: its list of collectives to skip (DistTestCases), what its documentation says of monitored_barrier,
-# and for gloo and NCCL what suites/collectives found. A conformance run shows more, and whether this is still true.
+# For torch 2.13, from its list of collectives to skip (DistTestCases), its documentation of monitored_barrier, and, for
+# gloo and NCCL, the results of suites/collectives. A conformance run checks these entries and finds more.
 _KNOWN: Final[Mapping[str, Mapping[str, Collection[str]]]] = MappingProxyType(
     {
         "gloo": {
@@ -322,7 +342,7 @@ _KNOWN: Final[Mapping[str, Mapping[str, Collection[str]]]] = MappingProxyType(
         },
         "nccl": {
             EVERY_DEVICE: {
-                *_OF_ALL_BUT_GLOO,
+                *_GLOO_ONLY,
                 "all_reduce of a tensor that is not contiguous",
                 "all_reduce of sparse tensors",
                 "bitwise reduction",
@@ -332,44 +352,52 @@ _KNOWN: Final[Mapping[str, Mapping[str, Collection[str]]]] = MappingProxyType(
             }
         },
         "mpi": {EVERY_DEVICE: {"all_gather_coalesced", "monitored_barrier"}},
-        "ucc": {EVERY_DEVICE: _OF_ALL_BUT_GLOO, "cpu": {"barrier"}},
-        "xccl": {EVERY_DEVICE: _OF_ALL_BUT_GLOO},
+        "ucc": {EVERY_DEVICE: _GLOO_ONLY, "cpu": {"barrier"}},
+        "xccl": {EVERY_DEVICE: _GLOO_ONLY},
     }
 )
 
-# Of this process, as torch's own register of backends is: a suite fills it where it imports its backend.
+# Global to the process, like torch's registry of backends: suites fill it when they import their backend.
 _registered: dict[str, dict[str, frozenset[str]]] = {}
 
 
 def register_unsupported(backend: str, operations: Collection[str], *, device: str = EVERY_DEVICE) -> None:
-    """Add operations that a backend lacks, for :func:`skip_unsupported`.
+    """Declare operations that a backend does not support, for :func:`skip_unsupported`.
 
-    Call it where the suite is imported, such as in its ``conftest.py``: every rank needs it.
+    Call this in a file that all ranks import, such as ``conftest.py``.
 
     Args:
-        backend: Its name, in any case.
-        operations: Their names, as ``skip_unsupported`` has them.
-        device: The type of device, such as ``"cuda"``, on which they are missing; by default each.
+        backend: The name of the backend; the case does not matter.
+        operations: The names that tests pass to :func:`skip_unsupported`.
+        device: The type of device, such as ``"cuda"``, on which they are not supported; by default, all types.
 
     Raises:
-        TypeError: ``operations`` is a single string, not a collection of strings.
+        TypeError: ``operations`` is a single string instead of a collection of strings.
     """
     if isinstance(operations, str):
-        msg = f"give the operations as a list: [{operations!r}]"
+        msg = f"pass the operations as a list: [{operations!r}]"
         raise TypeError(msg)
-    of_backend = _registered.setdefault(backend.lower(), {})
-    of_backend[device] = of_backend.get(device, frozenset()) | frozenset(operations)
+    by_device = _registered.setdefault(backend.lower(), {})
+    by_device[device] = by_device.get(device, frozenset()) | frozenset(operations)
 
 
 def unsupported_operations(backend: str, device: str = EVERY_DEVICE) -> frozenset[str]:
-    """The operations that a backend is known to lack on a type of device; without one, on each of its devices."""
+    """The operations that a backend is known not to support.
+
+    Args:
+        backend: The name of the backend; the case does not matter.
+        device: A type of device, such as ``"cuda"``; by default, operations that are not supported on any device.
+
+    Returns:
+        The names of the operations.
+    """
     name = backend.lower()
     tables = (_KNOWN.get(name, {}), _registered.get(name, {}))
-    return frozenset(each for table in tables for place in {EVERY_DEVICE, device} for each in table.get(place, ()))
+    return frozenset(chain.from_iterable(table.get(key, ()) for table in tables for key in (EVERY_DEVICE, device)))
 
 
 def why_unsupported(operation: str, backend: str, device: str) -> str | None:
-    """Why a backend cannot do an operation with tensors on a type of device; None if nothing is known against it."""
+    """Why a backend does not support an operation with tensors on a type of device; None if it may support it."""
     from torch.distributed import Backend
 
     devices = Backend.backend_capability.get(backend.lower())
@@ -380,7 +408,7 @@ def why_unsupported(operation: str, backend: str, device: str) -> str | None:
     return lack(backend, f"{operation} on {device}") if operation in unsupported_operations(backend, device) else None
 
 
-def _skip_where(condition: Callable[[], object], code: SkipCode, detail: str = "") -> Requirement:
+def _skip_if(condition: Callable[[], object], code: SkipCode, detail: str = "") -> Requirement:
     def check() -> None:
         if condition():
             skip(code, detail)
@@ -388,17 +416,20 @@ def _skip_where(condition: Callable[[], object], code: SkipCode, detail: str = "
     return Requirement(check)
 
 
-skip_if_windows = _skip_where(lambda: sys.platform == "win32", SkipCode.GENERIC, "this test does not apply to Windows")
+skip_if_windows = _skip_if(lambda: sys.platform == "win32", SkipCode.GENERIC, "this test does not apply to Windows")
 """The test does not apply to Windows (code 86)."""
 
 
 def require_imports(*names: str) -> Requirement:
-    """The test imports these modules, and each must be installed (code 88).
+    """The test needs these modules (code 88).
 
-    A module that exists but cannot be imported for another reason is an error of the test, not a skip.
+    The test is skipped only if a module is not found. If importing it fails for any other reason, the test fails.
+
+    Args:
+        names: Names of modules, such as ``"transformers"``.
 
     Raises:
-        TypeError: No name was given, or one is not a string.
+        TypeError: No name was given, or a name is not a string.
     """
     _check_names(names, "modules, such as 'transformers'")
 
@@ -413,71 +444,80 @@ def require_imports(*names: str) -> Requirement:
 
 
 def skip_because(reason: str) -> Requirement:
-    """The surroundings of this test lack what ``reason`` says (code 86).
+    """Skip the test unconditionally (code 86).
+
+    Args:
+        reason: The reason in the report.
 
     Raises:
-        TypeError: The reason is not a text, or is empty.
+        TypeError: The reason is not a string, or is empty.
     """
     return skip_when(lambda: True, reason)
 
 
 def skip_when(condition: Callable[[], object], reason: str) -> Requirement:
-    """The test is skipped where ``condition()``, called in each rank when the test runs, is true (code 86).
+    """Skip the test if a condition is true (code 86).
 
     Args:
-        condition: Must be equal on all ranks: a rank that runs alone waits for its peers in vain.
-        reason: What the surroundings lack then, in words.
+        condition: A function without parameters. It is called in each rank when the test runs, and must return the same
+            value on all ranks: otherwise some ranks would run the test, and wait for the others.
+        reason: The reason in the report.
 
     Raises:
-        TypeError: The condition is not callable, or the reason is not a text, or is empty.
+        TypeError: The condition is not callable, or the reason is not a string or is empty.
     """
     if not callable(condition):
-        msg = f"the condition is called when the test runs, so give a function, such as lambda: ..., not {condition!r}"
+        msg = f"the condition must be a function, such as lambda: ..., not {condition!r}"
         raise TypeError(msg)
     if not isinstance(reason, str) or not reason.strip():
-        msg = f"give the reason in words, not {reason!r}"
+        msg = f"the reason must be a non-empty string, not {reason!r}"
         raise TypeError(msg)
-    return _skip_where(condition, SkipCode.GENERIC, reason)
+    return _skip_if(condition, SkipCode.GENERIC, reason)
 
 
 Version = tuple[int, ...]
 
 
 def require_backend_available(*names: str) -> Requirement:
-    """The test needs a torch that has one of these backends (code 72), whatever the cell's own backend is.
+    """The test needs a torch that has at least one of these backends, whatever the cell's backend is (code 72).
+
+    Args:
+        names: Names of backends, such as ``"gloo"``.
 
     Raises:
-        TypeError: No name was given, or one is not a string.
+        TypeError: No name was given, or a name is not a string.
     """
     _check_names(names)
-    words = f"this torch has no {' and no '.join(names)}"
 
     def is_missing() -> bool:
         from torch.distributed import is_backend_available
 
         return not any(map(is_backend_available, names))
 
-    return _skip_where(is_missing, SkipCode.BACKEND_UNAVAILABLE, words)
+    return _skip_if(is_missing, SkipCode.BACKEND_UNAVAILABLE, f"this torch has no {' and no '.join(names)}")
 
 
 def require_backend_in(*names: str) -> Requirement:
-    """The test is about these backends, and the cell's own must be one of them (code 72).
+    """The cell's backend must be one of these (code 72).
+
+    Args:
+        names: Names of backends, in lower case, such as ``"gloo"``.
 
     Raises:
-        TypeError: No name was given, or one is not a string.
+        TypeError: No name was given, or a name is not a string.
     """
     _check_names(names)
 
     def check() -> None:
         if (backend := RankEnvironment.read().backend) not in names:
-            skip(SkipCode.BACKEND_UNAVAILABLE, f"it is about {' and '.join(names)}, and this cell runs {backend}")
+            skip(SkipCode.BACKEND_UNAVAILABLE, f"the test is for {' and '.join(names)}, and this cell runs {backend}")
 
     return Requirement(check)
 
 
 def _check_names(names: Collection[object], of: str = "backends, such as 'gloo' and 'nccl'") -> None:
     if not names or not all(isinstance(name, str) for name in names):
-        msg = f"give names of {of}, not {names!r}"
+        msg = f"pass names of {of}, not {names!r}"
         raise TypeError(msg)
 
 
@@ -497,66 +537,80 @@ def _has_no_nccl() -> bool:
     return not is_nccl_available()
 
 
-require_nccl = _skip_where(_has_no_nccl, SkipCode.NO_NCCL)
+require_nccl = _skip_if(_has_no_nccl, SkipCode.NO_NCCL)
 """The test needs a torch built with NCCL (code 76)."""
 
 
 def require_nccl_version(*minimum: int) -> Requirement:
-    """The test needs an NCCL (code 76) of at least this version (code 86): ``require_nccl_version(2, 27)``.
+    """The test needs NCCL (code 76), at least in this version (code 86).
+
+    Args:
+        minimum: The parts of the version: ``require_nccl_version(2, 27)``.
 
     Raises:
-        TypeError: The version does not consist of whole numbers.
+        TypeError: The version does not consist of integers.
     """
-    return _on_nccl_version(lambda found: found >= minimum, f"this test needs at least {_dotted(minimum)}")
+    return _check_nccl_version(lambda version: version >= minimum, f"the test needs at least {_dotted(minimum)}")
 
 
 def skip_nccl_versions(first: Version, fixed: Version) -> Requirement:
-    """The test fails on the NCCL versions from ``first`` to before ``fixed`` (code 86; without NCCL code 76).
+    """The test needs NCCL (code 76), but does not work with some versions of it (code 86).
+
+    Args:
+        first: The first version with which the test fails, such as ``(2, 20)``.
+        fixed: The first later version with which it works again.
 
     Raises:
-        TypeError: A version is not a tuple of whole numbers.
-        ValueError: No version lies between the two.
+        TypeError: A version is not a tuple of integers.
+        ValueError: ``fixed`` is not later than ``first``.
     """
-    between = f"from {_dotted(first)} to before {_dotted(fixed)}"
+    versions = f"from {_dotted(first)} up to, but not including, {_dotted(fixed)}"
     if first >= fixed:
-        msg = f"there is no NCCL {between}: give the older one first"
+        msg = f"there are no NCCL versions {versions}: pass the older version first"
         raise ValueError(msg)
-    return _on_nccl_version(lambda found: not first <= found < fixed, f"this test does not run {between}")
+    return _check_nccl_version(
+        lambda version: not first <= version < fixed, f"the test does not work with versions {versions}"
+    )
 
 
-def _on_nccl_version(is_good: Callable[[Version], bool], words: str) -> Requirement:
+def _check_nccl_version(is_supported: Callable[[Version], bool], reason: str) -> Requirement:
     def check() -> None:
         require_nccl.check()
         import torch
 
-        found: Version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        if not is_good(found):
-            skip(SkipCode.GENERIC, f"this torch has NCCL {_dotted(found)}, and {words}")
+        version: Version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        if not is_supported(version):
+            skip(SkipCode.GENERIC, f"this torch has NCCL {_dotted(version)}, and {reason}")
 
     return Requirement(check)
 
 
 def _dotted(version: object) -> str:
-    """A version as text; a TypeError unless it is a tuple of whole numbers."""
+    """Format a version.
+
+    Raises:
+        TypeError: It is not a tuple of integers.
+    """
     if not isinstance(version, tuple) or not version or not all(isinstance(part, int) for part in version):
-        msg = f"give a version as whole numbers, such as 2, 27, not {version!r}"
+        msg = f"pass the version as integers, such as 2, 27, not {version!r}"
         raise TypeError(msg)
     return ".".join(map(str, version))
 
 
 def skip_unsupported(operation: str, *, on: Collection[str] | None = None, device: str | None = None) -> Requirement:
-    """The test uses ``operation``, which the cell's backend lacks (code 86, as torch's table has none of its own).
+    """Skip the test if the cell's backend does not support an operation (code 86).
 
     Args:
-        operation: Its name in the table of :mod:`allranks.testing.skips`, or any words, with ``on``.
-        on: The backends that lack it; None for those of the table, which :func:`register_unsupported` extends.
-        device: The type of device of the test's tensors; None for that of the ``device`` fixture.
+        operation: The name of the operation. Without ``on``, it must be known: see :func:`unsupported_operations`.
+        on: The backends that do not support the operation. By default, the known ones are used, including those of
+            :func:`register_unsupported`.
+        device: The type of device of the test's tensors, such as ``"cuda"``; by default, that of ``device``.
 
     Raises:
-        TypeError: ``on`` is a single string, not a collection of strings.
+        TypeError: ``on`` is a single string instead of a collection of strings.
     """
     if isinstance(on, str):
-        msg = f"give the backends as a list: on=[{on!r}]"
+        msg = f"pass the backends as a list: on=[{on!r}]"
         raise TypeError(msg)
 
     def check() -> None:

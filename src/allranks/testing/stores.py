@@ -1,4 +1,4 @@
-"""Stores over all ranks of a gang, on ports that no other process can take first."""
+"""Stores for all ranks of a gang, on ports that no other process can bind first."""
 
 import socket
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.testing.environment import RankEnvironment
-from allranks.testing.shared_files import DEFAULT_TIMEOUT, put_up, read_when_up
+from allranks.testing.shared_files import DEFAULT_TIMEOUT, publish, read_published
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
@@ -26,34 +26,36 @@ def create_tcp_store(  # noqa: PLR0913 - those of torch's helper, by the same na
     use_libuv: bool = True,
     port: int = 0,
 ) -> "TCPStore":
-    """Create a store, or join one.
+    """Create a ``torch.distributed.TCPStore``, or connect to one.
 
-    A master without a port gets one from the kernel when it binds, so no other process can take it first; it is in
-    ``store.port``. If clients must know the port before the master is up, use :func:`reserved_port`.
+    With ``port=0``, the kernel chooses a free port when the master binds it, so no other process can bind it first. The
+    port is in ``store.port``. If clients must know the port before the master starts, use :func:`reserved_port`.
 
     Args:
         addr: The host of the master.
-        world_size: The number of ranks that will use the store, including the master.
+        world_size: The number of ranks that use the store, including the master.
         is_master: Whether this process serves the store.
-        timeout: Time limit to connect, to wait for workers, and of each ``get`` and ``wait`` of the store.
-        wait_for_workers: Whether to return only when all ranks have joined.
-        use_libuv: Whether the master serves with libuv or with the older single-threaded server.
-        port: The master's port; for a master, 0 means a port that the kernel chooses.
+        timeout: Time limit for connecting, for waiting for workers, and for each ``get`` and ``wait`` of the store.
+        wait_for_workers: Whether to return only after all ranks have connected.
+        use_libuv: Whether the master uses the libuv server instead of the older single-threaded one.
+        port: The master's port. On the master, 0 lets the kernel choose one.
+
+    Returns:
+        The store.
 
     Raises:
-        ValueError: A client has no port; or a master would wait for clients that cannot know its port.
-        torch.distributed.DistError: The port is taken, or the master or some workers did not come in time.
+        ValueError: A client has no port, or a master would wait for clients that cannot know its port.
+        torch.distributed.DistError: The port is in use, or the master or some workers did not connect in time.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
     if port == 0 and not is_master:
-        msg = "a client must know the port of its master: pass port="
+        msg = "a client needs the port of its master: pass port="
         raise ValueError(msg)
     if port == 0 and world_size > 1 and wait_for_workers:
         msg = (
-            f"a master that waits for {world_size - 1} clients, on a port that it chooses itself, "
-            "would wait in vain: get the port from reserved_port(), or pass wait_for_workers=False and tell the "
-            "clients store.port"
+            f"{world_size - 1} clients cannot connect, because they do not know the port that the kernel chooses: pass "
+            "a port from reserved_port(), or pass wait_for_workers=False and send store.port to the clients"
         )
         raise ValueError(msg)
     return TCPStore(
@@ -69,14 +71,14 @@ def create_tcp_store(  # noqa: PLR0913 - those of torch's helper, by the same na
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A TCP port of this host that the kernel gives to no other process within the ``with``.
+    """Reserve a TCP port of this host: during the ``with`` block, the kernel assigns it to no other process.
 
-    A store can serve on it. Leave the ``with`` when the master is up.
+    A store can bind the port. End the block after the master has started.
 
     Yields:
         The port.
     """
-    from allranks.agent.rendezvous import hold_port  # here: most sessions load nothing of the agent
+    from allranks.agent.rendezvous import hold_port  # imported here because most sessions do not need the agent
 
     with hold_port() as held:
         yield int(held.getsockname()[1])
@@ -85,24 +87,27 @@ def reserved_port() -> Iterator[int]:
 _TIMEOUT = timedelta(seconds=DEFAULT_TIMEOUT)
 
 
-def open_store(environment: RankEnvironment, notice: Path) -> "TCPStore":
-    """Open a store that rank 0 serves and every rank uses.
+def open_store(environment: RankEnvironment, path: Path) -> "TCPStore":
+    """Open a store that rank 0 serves and all ranks use.
 
-    The kernel chooses the port when rank 0 binds it, and rank 0 publishes it in a file. Other ranks get a
-    :class:`PeerTimeoutError` if it is not opened in time. The file does not exist yet.
+    The kernel chooses the port when rank 0 binds it, and rank 0 publishes it in the file `path`, which must not exist
+    before.
+
+    Raises:
+        PeerTimeoutError: Rank 0 did not publish the port in time.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
     if environment.rank == 0:
         host = host_of(environment)
         store = TCPStore(host, 0, environment.world_size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
-        put_up(notice, f"{store.port} {host}")
+        publish(path, f"{store.port} {host}")
         return store
-    port, host = read_when_up(notice, "the port of the store").split(" ", maxsplit=1)
+    port, host = read_published(path, "the port of the store").split(" ", maxsplit=1)
     return TCPStore(host, int(port), environment.world_size, wait_for_workers=False, timeout=_TIMEOUT)
 
 
 def host_of(environment: RankEnvironment) -> str:
-    """The host by which all ranks of the gang reach this one."""
+    """The host name or address under which all ranks of the gang can connect to this one."""
     on_one_node = environment.local_world_size == environment.world_size
     return "127.0.0.1" if on_one_node else socket.gethostname()

@@ -1,4 +1,4 @@
-"""Tensors in tests: ``assertEqual``, sparse tensors to reduce, and modules that save their inputs."""
+"""Helpers for tensors: ``assertEqual``, sparse tensors for reductions, and modules that save their inputs."""
 
 import unittest
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -12,9 +12,9 @@ from torch import nn
 class TensorEquality(unittest.TestCase):
     """A ``unittest.TestCase`` whose ``assertEqual`` and ``assertNotEqual`` compare tensors.
 
-    Tensors, and mappings and sequences that contain tensors, are compared with :func:`torch.testing.assert_close`:
-    within the tolerances of their types, NaN equal to NaN, on any device. A number, or a list of numbers, is converted
-    to a tensor's type to be compared with it. Everything else is compared as unittest does.
+    Tensors, and mappings and sequences that contain tensors, are compared with :func:`torch.testing.assert_close`. The
+    default tolerances depend on the dtype, NaN equals NaN, and the devices may differ. A number, or a list of numbers,
+    is converted to a tensor if it is compared with one. Everything else is compared as in ``unittest.TestCase``.
     """
 
     def assertEqual(  # noqa: N802 - the name of unittest
@@ -26,36 +26,39 @@ class TensorEquality(unittest.TestCase):
         atol: float | None = None,
         rtol: float | None = None,
     ) -> None:
-        """Fail unless both are equal.
+        """Fail unless both values are equal.
 
         Args:
             first: The actual value.
             second: The expected value.
-            msg: Further text for the error.
-            atol: Absolute tolerance for tensors; give both or none.
+            msg: Additional text for the error message.
+            atol: Absolute tolerance for tensors. If you set one tolerance, set both.
             rtol: Relative tolerance for tensors.
+
+        Raises:
+            AssertionError: The values differ.
         """
         if atol is None and not (_holds_tensor(first) or _holds_tensor(second)):
-            super().assertEqual(first, second, msg)  # noqa: PT009 - this is unittest's own
+            super().assertEqual(first, second, msg)  # noqa: PT009 - unittest's own method
             return
-        actual, expected = _alike(first, second)
-        if _is_same(actual, expected):
+        actual, expected = _to_tensors(first, second)
+        if _are_identical(actual, expected):
             return
         try:
             torch.testing.assert_close(
-                actual, expected, atol=atol, rtol=rtol, equal_nan=True, check_device=False, msg=_with_words(msg)
+                actual, expected, atol=atol, rtol=rtol, equal_nan=True, check_device=False, msg=_message_suffix(msg)
             )
         except TypeError as error:
-            # assert_close raises this for types that it cannot compare with a tensor: they are never equal to one.
+            # assert_close raises this for types that it cannot compare with a tensor, so the values are not equal.
             raise self.failureException(self._formatMessage(_text(msg), str(error))) from None
 
     def assertNotEqual(self, first: object, second: object, msg: object = None) -> None:  # noqa: N802 - as above
-        """Fail if both are equal."""
+        """Fail if both values are equal, by the rules of :meth:`assertEqual`."""
         if not (_holds_tensor(first) or _holds_tensor(second)):
-            super().assertNotEqual(first, second, msg)  # noqa: PT009 - this is unittest's own
+            super().assertNotEqual(first, second, msg)  # noqa: PT009 - unittest's own method
             return
         try:
-            self.assertEqual(first, second)  # noqa: PT009 - this is the method above
+            self.assertEqual(first, second)  # noqa: PT009 - the method above
         except AssertionError:
             return
         raise self.failureException(self._formatMessage(_text(msg), f"{first!r} and {second!r} are equal"))
@@ -69,16 +72,16 @@ def _holds_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _is_same(first: object, second: object) -> bool:
-    """Whether two tensors are identical: a shortcut, because the first ``assert_close`` takes a second to import."""
+def _are_identical(first: object, second: object) -> bool:
+    """Whether two tensors are identical. This is an optimization: the first call of ``assert_close`` takes a second."""
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
         return False
-    is_plain = first.layout == second.layout == torch.strided
-    return is_plain and first.dtype == second.dtype and first.device == second.device and torch.equal(first, second)
+    is_strided = first.layout == second.layout == torch.strided
+    return is_strided and first.dtype == second.dtype and first.device == second.device and torch.equal(first, second)
 
 
-def _alike(first: object, second: object) -> tuple[object, object]:
-    """Both values, converted to tensors if one is a tensor and the other is numeric."""
+def _to_tensors(first: object, second: object) -> tuple[object, object]:
+    """Both values; if one is a tensor and the other is numeric, the other is converted to a tensor."""
     if isinstance(first, torch.Tensor) and not isinstance(second, torch.Tensor):
         return first, _like(second, first)
     if isinstance(second, torch.Tensor) and not isinstance(first, torch.Tensor):
@@ -92,20 +95,20 @@ def _like(value: object, tensor: torch.Tensor) -> object:
     return value
 
 
-def _text(words: object) -> str | None:
-    return None if words is None else str(words)
+def _text(msg: object) -> str | None:
+    return None if msg is None else str(msg)
 
 
-def _with_words(words: object) -> Callable[[str], str] | None:
-    return None if words is None else lambda text: f"{text}\n{words}"
+def _message_suffix(msg: object) -> Callable[[str], str] | None:
+    return None if msg is None else lambda text: f"{text}\n{msg}"
 
 
 class SparseReduction(NamedTuple):
-    """One case of a sparse reduction.
+    """One test case for a sparse all-reduce.
 
     Attributes:
-        inputs: The tensors that this rank reduces, in order: COO tensors of one shape.
-        outputs: The sum of each over all ranks, coalesced. All are equal.
+        inputs: The tensors that this rank reduces, in order: COO tensors of the same shape.
+        outputs: The expected result for each input, a coalesced COO tensor: the sum over all ranks. All are equal.
     """
 
     inputs: list[torch.Tensor]
@@ -132,50 +135,53 @@ def sparse_reduction_cases(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> list[SparseReduction]:
-    """Cases for a sum over sparse tensors: one to three sparse dimensions, and none to three dense ones.
+    """Test cases for the sum of sparse tensors over all ranks.
 
-    A rank's tensor has ``rank + 1`` entries of the value ``rank + 1``, at the first indices of its first sparse
-    dimension and at index 0 of the others. So any two ranks share an entry, but no two have the same entries, and a sum
-    that omits a rank, or counts one twice, is different. With several inputs, input ``i`` of rank ``r`` is the tensor
-    that rank ``r * num_inputs + i`` would have in a world that many times larger.
+    There are six cases: one, two or three sparse dimensions without dense dimensions, and one sparse dimension with
+    one, two or three dense dimensions.
 
-    gloo of torch 2.13, measured: correct for float32, float64, bfloat16 and integers; an error for float16 and bool;
-    silently wrong for **complex** types. Complex cases are created all the same, for backends that do better.
+    The tensor of rank ``r`` has ``r + 1`` entries with the value ``r + 1``, at the first indices of its first sparse
+    dimension and at index 0 of the others. Any two ranks have entries in common, but no two ranks have the same
+    entries, so a sum that omits a rank, or counts one twice, is wrong. With several inputs, input ``i`` of rank ``r``
+    is the tensor that rank ``r * num_inputs + i`` would have with one input.
+
+    With torch 2.13, gloo computes correct sums for float32, float64, bfloat16 and integers, raises an error for float16
+    and bool, and silently computes **wrong** sums for complex numbers.
 
     Args:
-        rank: This rank.
+        rank: This rank, from 0.
         world_size: The number of ranks.
         num_inputs: The number of tensors per rank.
-        dtype: The type of the values. Sums are exact if it can represent the sum of 1 to ``world_size * num_inputs``.
+        dtype: The dtype of the values. Sums are exact if it can represent the sum of 1 to ``world_size * num_inputs``.
         device: The device of the tensors.
 
     Returns:
-        The cases, equal on all ranks except for the inputs.
+        The cases in a fixed order; on all ranks, the outputs are the same.
     """
     total = world_size * num_inputs
 
     def case(layout: _Layout) -> SparseReduction:
-        def make(place: int) -> torch.Tensor:
-            return _sparse(place, total, layout, dtype, device)
+        def make(index: int) -> torch.Tensor:
+            return _sparse(index, total, layout, dtype, device)
 
         inputs = [make(rank * num_inputs + i) for i in range(num_inputs)]
-        return SparseReduction(inputs, [_sum([make(place) for place in range(total)]) for _ in inputs])
+        return SparseReduction(inputs, [_sum([make(index) for index in range(total)]) for _ in inputs])
 
     return [case(layout) for layout in _LAYOUTS]
 
 
-def _sparse(place: int, total: int, layout: _Layout, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    entries = place + 1
+def _sparse(index: int, total: int, layout: _Layout, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    entries = index + 1
     indices = torch.zeros((layout.sparse_dims, entries), dtype=torch.int64, device=device)
     indices[0] = torch.arange(entries, device=device)
     dense = [2] * layout.dense_dims
-    values = torch.full([entries, *dense], place + 1, dtype=dtype, device=device)
+    values = torch.full([entries, *dense], index + 1, dtype=dtype, device=device)
     shape = [total] * layout.sparse_dims + dense
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
 
 
 def _sum(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The sum, computed densely: adding sparse tensors of some types is not implemented."""
+    """The sum, computed with dense tensors, because torch cannot add sparse tensors of every dtype."""
     first = tensors[0]
     total = torch.stack([tensor.to_dense() for tensor in tensors]).sum(0, dtype=first.dtype)
     return total.to_sparse(first.sparse_dim()).coalesce()
@@ -188,14 +194,14 @@ _WIDTH = 100
 
 
 class SaveForwardInputsModule(nn.Module):
-    """A linear layer that saves its input.
+    """A linear layer that saves its last input, for example to check mixed precision under FSDP.
 
     Args:
-        forward_inputs: Gets the input under this module.
-        cast_forward_inputs: Cast the input to the type of the weight, after it was saved.
+        forward_inputs: A mapping in which each input is stored, with this module as the key.
+        cast_forward_inputs: Whether to cast the input to the dtype of the weight, after storing it.
 
     Attributes:
-        l: The layer, of 100 features.
+        l: The layer, with 100 input and 100 output features.
     """
 
     def __init__(self, forward_inputs: ForwardInputs, cast_forward_inputs: bool) -> None:
@@ -205,22 +211,22 @@ class SaveForwardInputsModule(nn.Module):
         self.cast_forward_inputs = cast_forward_inputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Save ``x``, and apply the layer."""
+        """Store ``x``, and apply the layer."""
         self.forward_inputs[self] = x
         result: torch.Tensor = self.l(x.to(self.l.weight.dtype) if self.cast_forward_inputs else x)
         return result
 
 
 class SaveForwardInputsModel(nn.Module):
-    """Two :class:`SaveForwardInputsModule`, one after the other; saves its own input, too.
+    """Two :class:`SaveForwardInputsModule` in sequence; the model also saves its own input.
 
     Args:
-        forward_inputs: Gets the three inputs, each under its module.
-        cast_forward_inputs: As of both modules.
+        forward_inputs: A mapping in which the three inputs are stored, with the model and its modules as keys.
+        cast_forward_inputs: Passed to both modules.
 
     Attributes:
         c1: The first module.
-        c2: The second one.
+        c2: The second module.
     """
 
     def __init__(self, forward_inputs: ForwardInputs, cast_forward_inputs: bool) -> None:
@@ -230,12 +236,19 @@ class SaveForwardInputsModel(nn.Module):
         self.forward_inputs = forward_inputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Save ``x``, and apply both modules."""
+        """Store ``x``, and apply both modules."""
         self.forward_inputs[self] = x
         result: torch.Tensor = self.c2(self.c1(x))
         return result
 
 
 def saved_dtypes(forward_inputs: Mapping[nn.Module, torch.Tensor]) -> dict[nn.Module, torch.dtype]:
-    """The type of each saved input, by module."""
+    """The dtype of each saved input.
+
+    Args:
+        forward_inputs: The mapping that was passed to :class:`SaveForwardInputsModel` or its modules.
+
+    Returns:
+        The dtypes, by module.
+    """
     return {module: saved.dtype for module, saved in forward_inputs.items()}

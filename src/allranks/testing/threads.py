@@ -1,7 +1,7 @@
-"""Test cases whose ranks are threads of one process: for tests that need neither processes nor network.
+"""Test cases whose ranks are threads of one process, for tests that need no processes and no network.
 
-torch has no public process group for threads. Its own suites use the private module
-``torch.testing._internal.distributed.multi_threaded_pg``. So does this module; no other module of allranks may.
+torch has no public process group for threads. Like torch's own suites, this module uses the private module
+``torch.testing._internal.distributed.multi_threaded_pg``. No other module of allranks may use it.
 """
 
 import copy
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, ModuleType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import pytest
@@ -33,7 +33,7 @@ from allranks.agent.launch.plain import default_limit, default_timeout
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.skip_codes import SkipCode
-from allranks.testing.markers import plain_mark
+from allranks.testing.markers import unregistered_mark
 from allranks.testing.tensors import TensorEquality
 
 
@@ -41,20 +41,19 @@ from allranks.testing.tensors import TensorEquality
 class Ending:
     """How one rank ended."""
 
-    rank: int  # the rank
+    rank: int
     outcome: Outcome  # ``passed``, ``failed``, ``skipped``, ``aborted`` or ``timed_out``
     error: BaseException | None = None  # the exception that it raised, if any
-    place: str = ""  # where it was when it was stopped; empty for a rank that ended by itself
-    is_waiting: bool = False  # whether it was stopped while it waited for its peers in a collective
-    is_left: bool = False  # whether its thread still runs, in a call that Python cannot interrupt
+    location: str = ""  # where it was when it was stopped; empty for a rank that ended by itself
+    is_waiting: bool = False  # it was stopped while it waited for its peers in a collective
+    is_abandoned: bool = False  # its thread still runs, in a call that Python cannot interrupt
     limit: TimeLimit | None = None  # the time limit of the test
 
 
-def ending_of(rank: int, error: BaseException | None) -> Ending:
+def _ending_of(rank: int, error: BaseException | None) -> Ending:
     """The ending of a rank that ended by itself.
 
-    An exit with one of torch's skip codes is a skip. Every other exit is a failure: a rank that leaves in mid-test has
-    not passed.
+    An exit with one of torch's skip codes is a skip. Every other exit is a failure, because the test did not complete.
     """
     if error is None:
         return Ending(rank=rank, outcome=Outcome.PASSED)
@@ -64,16 +63,11 @@ def ending_of(rank: int, error: BaseException | None) -> Ending:
     return Ending(rank=rank, outcome=Outcome.SKIPPED if skipped else Outcome.FAILED, error=error)
 
 
-def frame_of(thread: int | None) -> FrameType | None:
-    """The innermost frame of a live thread."""
-    return None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers
-
-
-def place_of(frame: FrameType | None, *, below: str) -> str:
-    """``FILE:LINE in NAME`` of the innermost call in the test that is not torch's or Python's own."""
+def _location(frame: FrameType | None) -> str:
+    """``FILE:LINE in NAME`` of the innermost call in the test that is not in torch or in Python's library."""
     stack = traceback.extract_stack(frame) if frame is not None else []
     files = [summary.filename for summary in stack]
-    start = len(files) - files[::-1].index(below) if below in files else 0
+    start = len(files) - files[::-1].index(__file__) if __file__ in files else 0
     inside = stack[start:] or stack
     own = [summary for summary in inside if not _is_library(summary.filename)] or inside
     return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
@@ -84,13 +78,14 @@ def _is_library(filename: str) -> bool:
 
 
 class RankThreadError(AssertionError):
-    """A test was bad on at least one rank that is a thread.
+    """A test failed on at least one rank that is a thread, or only some ranks skipped.
 
-    Its cause is the exception of the leading rank; the tracebacks of other failed ranks are in its notes.
+    The message contains the first failed rank, followed by one line for each group of peers with the same outcome. The
+    exception of the first failed rank is the cause (``__cause__``) of this error; tracebacks of other failed ranks are
+    in its notes.
 
-    Args:
-        message: The leading rank and its outcome, then one line for all peers that ended alike.
-        leading: The rank that was bad first.
+    Attributes:
+        leading: The rank that failed first.
     """
 
     def __init__(self, message: str, leading: int) -> None:
@@ -99,14 +94,14 @@ class RankThreadError(AssertionError):
 
 
 def raise_for(endings: Sequence[Ending]) -> None:
-    """Return if all ranks passed, skip if all skipped, else fail.
+    """Return if all ranks passed, skip if all ranks skipped, and fail otherwise.
 
     Args:
-        endings: How the ranks ended, in the order of their ends.
+        endings: How the ranks ended, in the order in which they ended.
 
     Raises:
-        RankThreadError: A rank failed or did not end; or only some ranks skipped.
-        unittest.SkipTest, pytest.skip.Exception: All ranks skipped; this is the skip of the first.
+        RankThreadError: A rank failed or did not end, or only some ranks skipped.
+        unittest.SkipTest, pytest.skip.Exception: All ranks skipped; this is the first rank's exception.
         pytest.exit.Exception, KeyboardInterrupt: A rank ended the whole session.
     """
     __tracebackhide__ = True
@@ -121,14 +116,14 @@ def raise_for(endings: Sequence[Ending]) -> None:
 
 
 def _leading(endings: Sequence[Ending]) -> Ending | None:
-    """The first failed rank; else one that timed out, preferably not while waiting for its peers; else a skip."""
+    """The first failed rank, or one that timed out, preferably not while waiting for its peers, or one that skipped."""
 
-    def among(outcome: Outcome) -> list[Ending]:
+    def with_outcome(outcome: Outcome) -> list[Ending]:
         return [ending for ending in endings if ending.outcome is outcome]
 
-    # All timed out at the same moment, so the order in which they were stopped is meaningless.
-    timed_out = sorted(among(Outcome.TIMED_OUT), key=lambda ending: (ending.is_waiting, ending.rank))
-    return next(iter([*among(Outcome.FAILED), *timed_out, *among(Outcome.SKIPPED)]), None)
+    # All of them timed out at the same moment, so the order in which they were stopped means nothing.
+    timed_out = sorted(with_outcome(Outcome.TIMED_OUT), key=lambda ending: (ending.is_waiting, ending.rank))
+    return next(iter([*with_outcome(Outcome.FAILED), *timed_out, *with_outcome(Outcome.SKIPPED)]), None)
 
 
 def _error(leading: Ending, endings: Sequence[Ending]) -> RankThreadError:
@@ -136,19 +131,19 @@ def _error(leading: Ending, endings: Sequence[Ending]) -> RankThreadError:
     lines = [_headline(leading, endings), *_peer_lines(peers, leading)]
     error = RankThreadError("\n".join(lines), leading.rank)
     for peer in peers:
-        if peer.outcome is Outcome.FAILED and peer.error is not None and not _is_alike(peer, leading):
+        if peer.outcome is Outcome.FAILED and peer.error is not None and not _is_identical(peer, leading):
             error.add_note(f"rank {peer.rank}:\n{''.join(traceback.format_exception(peer.error)).rstrip()}")
     return error
 
 
 def _peer_lines(peers: Sequence[Ending], leading: Ending) -> Iterator[str]:
-    """One line for all peers that ended alike."""
-    alike: dict[tuple[str, str], list[int]] = {}
+    """One line for each group of peers with the same outcome."""
+    groups: dict[tuple[str, str], list[int]] = {}
     for peer in peers:
-        alike.setdefault((_peer_words(peer, leading), _where(peer)), []).append(peer.rank)
-    for (words, place), ranks in alike.items():
+        groups.setdefault((_describe_peer(peer, leading), _where(peer)), []).append(peer.rank)
+    for (description, where), ranks in groups.items():
         subject = "it" if len(ranks) == 1 else "each"
-        yield f"  {format_ranks(ranks)} {words}{f': {subject} {place}' if place else ''}"
+        yield f"  {format_ranks(ranks)} {description}{f': {subject} {where}' if where else ''}"
 
 
 def _headline(leading: Ending, endings: Sequence[Ending]) -> str:
@@ -163,10 +158,10 @@ def _headline(leading: Ending, endings: Sequence[Ending]) -> str:
             return f"ranks disagree: {who} skipped ({_first_line(leading.error)})"
 
 
-def _peer_words(peer: Ending, leading: Ending) -> str:
+def _describe_peer(peer: Ending, leading: Ending) -> str:
     match peer.outcome:
-        case Outcome.FAILED if _is_alike(peer, leading):
-            return "failed alike"
+        case Outcome.FAILED if _is_identical(peer, leading):
+            return "failed with the same error"
         case Outcome.FAILED:
             return f"failed: {_first_line(peer.error)}"
         case Outcome.ABORTED:
@@ -181,15 +176,15 @@ def _peer_words(peer: Ending, leading: Ending) -> str:
 
 
 def _where(ending: Ending) -> str:
-    """What a rank did when it was stopped, as in "was in file:line in name"; empty if it ended by itself."""
+    """What a rank was doing when it was stopped, such as "was in FILE:LINE in NAME"; empty if it ended by itself."""
     if ending.outcome not in {Outcome.ABORTED, Outcome.TIMED_OUT}:
         return ""
-    words = "waited for its peers" if ending.is_waiting else "was"
-    words += f" in {ending.place}" if ending.place else " stopped"
-    return f"{words}; its thread cannot be broken off and is left" if ending.is_left else words
+    where = "waited for its peers" if ending.is_waiting else "was"
+    where += f" in {ending.location}" if ending.location else " stopped"
+    return f"{where}; its thread could not be interrupted and still runs" if ending.is_abandoned else where
 
 
-def _is_alike(peer: Ending, leading: Ending) -> bool:
+def _is_identical(peer: Ending, leading: Ending) -> bool:
     return _first_line(peer.error) == _first_line(leading.error)
 
 
@@ -205,11 +200,11 @@ _NEEDED = ("_install_threaded_pg", "_uninstall_threaded_pg", "ProcessLocalGroup"
 
 
 class ThreadedWorldError(RuntimeError):
-    """Ranks cannot be threads here."""
+    """Ranks cannot be threads: torch does not support it, or this process already has a threaded world."""
 
 
 class ThreadedWorld:
-    """The process groups of ranks that are threads, within :func:`threaded_world`."""
+    """The process groups of ranks that are threads, inside :func:`threaded_world`."""
 
     def __init__(self, backend: ModuleType, size: int) -> None:
         self._backend = backend
@@ -220,53 +215,49 @@ class ThreadedWorld:
 
     @contextmanager
     def member(self, rank: int, timeout: float) -> Iterator[None]:
-        """Give the calling thread, which becomes this rank, a default process group."""
+        """Give the calling thread a default process group in which it is `rank`."""
         dist.init_process_group(
             "threaded", rank=rank, world_size=self.size, store=self._store, timeout=timedelta(seconds=timeout)
         )
         try:
             yield
         finally:
-            # A test may have destroyed its group itself. A thread that was left running, and ends after its world, must
-            # not destroy the group of the process.
+            # The test may have destroyed its group. An abandoned thread that ends after this world has been closed must
+            # not destroy the process's own group.
             if _current_world() is self._world and dist.is_initialized():
                 dist.destroy_process_group()
 
     def terminate(self) -> None:
-        """Wake every rank that waits in a collective, or enters one later: torch raises ``SystemExit`` in it."""
-        # With the lock held, no rank can add a collective to those that are being woken.
-        with self._group._coll_lock:  # noqa: SLF001 - torch has no other way
+        """End all ranks that wait in a collective, or enter one later: torch raises ``SystemExit`` in them."""
+        # While the lock is held, no rank can start a collective.
+        with self._group._coll_lock:  # noqa: SLF001 - torch has no public API for this
             self._group.exception_handle(None)
 
     def is_termination(self, error: BaseException) -> bool:
-        """Whether an error is the one that :meth:`terminate` causes."""
-        return isinstance(error, SystemExit) and self._is_inside(error.__traceback__)
+        """Whether :meth:`terminate` caused this error."""
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return isinstance(error, SystemExit) and bool(frames) and self.defines(frames[-1].f_code.co_filename)
 
-    def _is_inside(self, traceback: TracebackType | None) -> bool:
-        while traceback is not None and traceback.tb_next is not None:
-            traceback = traceback.tb_next
-        return traceback is not None and self.has_file(traceback.tb_frame.f_code.co_filename)
-
-    def has_file(self, filename: str) -> bool:
-        """Whether a file is that of torch's threaded group."""
+    def defines(self, filename: str) -> bool:
+        """Whether this is the file of torch's threaded group."""
         return filename == self._backend.__file__
 
     def reset(self) -> None:
-        """Clear all collectives and the termination."""
+        """Clear all collectives, and the state that :meth:`terminate` sets."""
         self._group.reset()
 
 
 @contextmanager
 def threaded_world(size: int) -> Iterator[ThreadedWorld]:
-    """Give each thread its own world, and restore the process's world at the end.
+    """Give each thread its own world during the ``with`` block, and restore the process's world at the end.
 
-    A default process group of this process is hidden meanwhile, and stays intact.
+    The process's own default process group is hidden in the block, and remains intact.
     """
     backend = _backend()
     if isinstance(_current_world(), backend.ThreadLocalWorld):
-        msg = "ranks that are threads cannot have ranks of their own: this process has a threaded world already"
+        msg = "ranks that are threads cannot start other ranks: this process already has a threaded world"
         raise ThreadedWorldError(msg)
-    backend._install_threaded_pg()  # noqa: SLF001 - torch has no other way
+    backend._install_threaded_pg()  # noqa: SLF001 - torch has no public API for this
     _isolate_threads(True)
     world = ThreadedWorld(backend, size)
     try:
@@ -274,33 +265,31 @@ def threaded_world(size: int) -> Iterator[ThreadedWorld]:
     finally:
         world.reset()
         _isolate_threads(False)
-        backend._uninstall_threaded_pg()  # noqa: SLF001 - torch has no other way
+        backend._uninstall_threaded_pg()  # noqa: SLF001 - torch has no public API for this
 
 
 def _backend() -> ModuleType:
     try:
         module = importlib.import_module(_MODULE)
     except ImportError as error:
-        why = str(error)
-        raise _lacking(why) from error
-    lacking = [name for name in _NEEDED if not hasattr(module, name)]
-    if lacking:
-        why = f"{_MODULE} has no {', '.join(lacking)}"
-        raise _lacking(why)
+        raise _unsupported_torch(str(error)) from error
+    if missing := [name for name in _NEEDED if not hasattr(module, name)]:
+        why = f"{_MODULE} has no {', '.join(missing)}"
+        raise _unsupported_torch(why)
     return module
 
 
-def _lacking(why: str) -> ThreadedWorldError:
-    msg = f"torch {torch.__version__} has no process group for threads that allranks supports: {why}"
+def _unsupported_torch(why: str) -> ThreadedWorldError:
+    msg = f"allranks does not support the threaded process group of torch {torch.__version__}: {why}"
     return ThreadedWorldError(msg)
 
 
 def _current_world() -> object:
-    return dist.distributed_c10d._world  # noqa: SLF001 - torch has no other way
+    return dist.distributed_c10d._world  # noqa: SLF001 - torch has no public API for this
 
 
 def _isolate_threads(is_on: bool) -> None:
-    """Give each thread its own table of groups for functional collectives, if this torch can."""
+    """Give each thread its own table of groups for functional collectives, if this version of torch supports it."""
     switch = getattr(torch._C._distributed_c10d, "_set_thread_isolation_mode", None)  # noqa: SLF001 - as above
     if switch is not None:
         switch(is_on)
@@ -310,33 +299,34 @@ def _isolate_threads(is_on: bool) -> None:
 class JoinLimits:
     """How long to wait for ranks, in seconds."""
 
-    total: TimeLimit  # the time limit of a whole test
-    settling: float = 0.2  # after a rank failed, for its peers to end by themselves, as they do if all fail alike
-    grace: float = 3.0  # the same after a rank skipped; also for every rank to end after a request
+    total: TimeLimit  # the time limit of the test
+    settling: float = 0.2  # for the peers of a failed rank to end by themselves, for example with the same failure
+    grace: float = 3.0  # for the peers of a skipped rank to end by themselves, and for ranks to end after a request
 
 
-def run_ranks(size: int, body: Callable[[int], None], patience: JoinLimits) -> list[Ending]:
-    """Run ``body(rank)`` in a thread for each rank, each with a default process group.
+def run_ranks(size: int, body: Callable[[int], object], limits: JoinLimits) -> list[Ending]:
+    """Run ``body(rank)`` in one thread for each rank, with a default process group.
 
-    Returns how each rank ended, in the order of their ends; those that were stopped come last.
+    Returns:
+        How each rank ended, in the order in which they ended, followed by the ranks that were stopped.
     """
     with threaded_world(size) as world:
-        crew = _Crew(world, body, patience)
+        threads = _RankThreads(world, body, limits)
         try:
-            crew.start()
-            crew.wait()
+            threads.start()
+            threads.wait()
         finally:
-            crew.stop()
-        return crew.endings
+            threads.stop()
+        return threads.endings
 
 
-class _Crew:
-    def __init__(self, world: ThreadedWorld, body: Callable[[int], None], patience: JoinLimits) -> None:
+class _RankThreads:
+    def __init__(self, world: ThreadedWorld, body: Callable[[int], object], limits: JoinLimits) -> None:
         self._world = world
         self._body = body
-        self._patience = patience
+        self._limits = limits
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
-        # Daemons: a thread that cannot be interrupted must not keep the process alive.
+        # Daemon threads: a thread that cannot be interrupted must not keep the process alive.
         self._threads = {
             rank: threading.Thread(target=self._be, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(world.size)
@@ -351,46 +341,39 @@ class _Crew:
     def _be(self, rank: int) -> None:
         error = None
         try:
-            with self._world.member(rank, self._patience.total.seconds):
+            with self._world.member(rank, self._limits.total.seconds):
                 self._body(rank)
-        except BaseException as caught:  # noqa: BLE001 - whatever ends a rank is its outcome
+        except BaseException as caught:  # noqa: BLE001 - every exception is an outcome
             error = caught
         self._ended.put((rank, error))
 
     def wait(self) -> None:
-        """Wait for all ranks, but only briefly once one has not passed."""
-        deadline = time.monotonic() + self._patience.total.seconds
-        while self._live and not self._went_wrong:
+        """Wait for all ranks, but only briefly after one has failed or skipped."""
+        deadline = time.monotonic() + self._limits.total.seconds
+        while self._live and all(ending.outcome is Outcome.PASSED for ending in self.endings):
             if not self._take(deadline):
                 self._mark_live(Outcome.TIMED_OUT)
                 return
-        self._collect(self._patience.settling if self._has_failed else self._patience.grace)
+        has_failed = any(ending.outcome.is_bad for ending in self.endings)
+        self._collect(self._limits.settling if has_failed else self._limits.grace)
 
     def stop(self) -> None:
-        """End all live ranks: first through their collectives, then by an exception; the rest is left running."""
-        # Peers of a bad rank may still end well in the longer grace; ranks that timed out had their time.
-        grace = self._patience.settling if self._stopped else self._patience.grace
+        """Stop the running ranks: first in their collectives, then by an exception. The rest is abandoned."""
+        # Peers of a failed rank may still pass during the longer grace period. Ranks that timed out cannot.
+        grace = self._limits.settling if self._stopped else self._limits.grace
         self._mark_live(Outcome.ABORTED)
         if self._live:
             self._world.terminate()
             self._collect(grace)
         for rank in self._live:
             _raise_in(self._threads[rank])
-        self._collect(self._patience.grace)
-        self.endings += [replace(self._stopped[rank], is_left=True) for rank in self._live]
+        self._collect(self._limits.grace)
+        self.endings += [replace(self._stopped[rank], is_abandoned=True) for rank in self._live]
 
     @property
     def _live(self) -> list[int]:
-        gone = {ending.rank for ending in self.endings}
-        return [rank for rank in self._threads if rank not in gone]
-
-    @property
-    def _has_failed(self) -> bool:
-        return any(ending.outcome.is_bad for ending in self.endings)
-
-    @property
-    def _went_wrong(self) -> bool:
-        return any(ending.outcome is not Outcome.PASSED for ending in self.endings)
+        ended = {ending.rank for ending in self.endings}
+        return [rank for rank in self._threads if rank not in ended]
 
     def _collect(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -408,16 +391,16 @@ class _Crew:
         return True
 
     def _ending(self, rank: int, error: BaseException | None) -> Ending:
-        """How a rank ended; errors that our stop caused are ignored, and so is any end after a time-out."""
+        """How a rank ended, ignoring errors that were caused by stopping it, and any end after a timeout."""
         stopped = self._stopped.get(rank)
         if stopped is None:
-            return ending_of(rank, error)
-        if stopped.outcome is Outcome.ABORTED and not self._is_end(error):
-            return ending_of(rank, error)
+            return _ending_of(rank, error)
+        if stopped.outcome is Outcome.ABORTED and not self._was_stopped(error):
+            return _ending_of(rank, error)
         return stopped
 
-    def _is_end(self, error: BaseException | None) -> bool:
-        """Whether our stop caused an error: directly, or through a clean-up that raised another one."""
+    def _was_stopped(self, error: BaseException | None) -> bool:
+        """Whether stopping the rank caused an error, possibly through a cleanup that raised another one."""
         while error is not None:
             if isinstance(error, StopRank) or self._world.is_termination(error):
                 return True
@@ -430,17 +413,16 @@ class _Crew:
                 self._stopped[rank] = self._where(rank, outcome)
 
     def _where(self, rank: int, outcome: Outcome) -> Ending:
-        frame = frame_of(self._threads[rank].ident)
-        innermost, is_waiting = frame, False
-        while innermost is not None:
-            is_waiting = is_waiting or self._world.has_file(innermost.f_code.co_filename)
-            innermost = innermost.f_back
-        place, limit = place_of(frame, below=__file__), self._patience.total
-        return Ending(rank=rank, outcome=outcome, place=place, is_waiting=is_waiting, limit=limit)
+        frame = sys._current_frames().get(self._threads[rank].ident or 0)  # noqa: SLF001 - documented, for debuggers
+        # walk_stack(None) would walk the stack of this thread.
+        frames = traceback.walk_stack(frame) if frame is not None else ()
+        is_waiting = any(self._world.defines(outer.f_code.co_filename) for outer, _ in frames)
+        location, limit = _location(frame), self._limits.total
+        return Ending(rank=rank, outcome=outcome, location=location, is_waiting=is_waiting, limit=limit)
 
 
 class StopRank(BaseException):
-    """Ends the thread of a rank that does not end by itself; ``except Exception`` does not catch it."""
+    """Ends the thread of a rank that does not end by itself; not an ``Exception``, so that tests do not catch it."""
 
 
 def _raise_in(thread: threading.Thread) -> None:
@@ -456,25 +438,25 @@ DEFAULT_WORLD_SIZE = 4
 
 
 class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
-    """A test case whose test methods run once in each of several threads, which are the ranks.
+    """A test case in which each test method runs in several threads, which are the ranks.
 
-    Every rank has a default process group of the backend ``threaded``, and a shallow copy of the test case with its
-    own ``rank``, so each rank has the attributes that :meth:`setUp` sets on ``self``. The order for one test::
+    Each rank has a default process group with the backend ``threaded``, and a shallow copy of the test case with its
+    own ``rank``, so attributes that ``setUp`` sets are available in all ranks. Each test runs in this order::
 
         setUp                                   in the main thread, where rank is MAIN_THREAD_RANK
-            perThreadSetUp, test, perThreadTearDown, clean-ups of that rank       in each rank
+            perThreadSetUp, test, perThreadTearDown, the rank's cleanups          in each rank
         tearDown                                in the main thread
 
-    A rank that fails, even in a hook, ends the test: its peers are woken if they wait in a collective. The error, a
-    :class:`~allranks.testing.RankThreadError`, names the first bad rank and the outcome of each peer. The test is
-    skipped if all ranks skip; if only some do, the ranks disagree, and that is an error.
+    If a rank fails, even in a hook, the test ends, and peers that wait in a collective are stopped. The error, a
+    :class:`~allranks.testing.RankThreadError`, states the first failed rank and the outcomes of its peers. The test is
+    skipped if all ranks skip. If only some ranks skip, the test fails.
 
-    All threads share the random number generators of the process, its environment and its working directory. The group
-    supports the collectives of torch's threaded group, but not ``send`` and ``recv``.
+    The threads share the random number generators, the environment variables and the working directory of the process.
+    The group supports collectives, but not ``send`` and ``recv``.
     """
 
-    # Its ranks have their own world, so an agent need not create one.
-    pytestmark: ClassVar[pytest.MarkDecorator] = plain_mark("no_process_group")
+    # The class creates its own process groups, so the agent must not create one.
+    pytestmark: ClassVar[pytest.MarkDecorator] = unregistered_mark("no_process_group")
 
     MAIN_THREAD_RANK: ClassVar[int] = -1
     """The ``rank`` of the test case in the main thread."""
@@ -489,24 +471,27 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
 
     @property
     def world_size(self) -> int:
-        """The number of ranks. Override it to change that."""
+        """The number of ranks; override this property to change it."""
         return DEFAULT_WORLD_SIZE
 
     @property
     def thread_timeout(self) -> float:
-        """Time limit of a test in seconds, hooks included. Override it to change :func:`default_timeout`."""
+        """Time limit of a test in seconds, including hooks; override this property to change it.
+
+        The default is the value of ``DISTRIBUTED_TESTS_DEFAULT_TIMEOUT``, or 300.
+        """
         return default_timeout()
 
     def perThreadSetUp(self) -> None:  # noqa: N802 - torch's name
-        """Run in each rank before the test, with its process group."""
+        """Called in each rank before the test, with its process group; override this method to add a setup."""
 
     def perThreadTearDown(self) -> None:  # noqa: N802 - torch's name
-        """Run in each rank after the test, however it ended, if :meth:`perThreadSetUp` did not fail."""
+        """Called in each rank after the test, even if it failed, unless :meth:`perThreadSetUp` failed."""
 
     def addCleanup(  # noqa: N802 - unittest's name
         self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Call ``function`` at the end; in a rank, in its thread after its test, as a part of the test."""
+        """Register a function that is called after the test; in a rank, it is called in the rank's thread."""
         if self._cleanups_of_rank is None:
             super().addCleanup(function, *args, **kwargs)
         else:
@@ -515,19 +500,22 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
     def assertEqualOnRank(  # noqa: N802 - torch's name
         self, x: object, y: object, msg: str | None = None, *, rank: int = 0
     ) -> None:
-        """Compare on one rank only, for instance values that depend on the shared random numbers."""
+        """Fail unless both values are equal, but only on the rank `rank`.
+
+        Use it, for example, for values that depend on the shared random number generators.
+        """
         if self.rank == rank:
             self.assertEqual(x, y, msg)  # noqa: PT009 - for users of unittest
 
     def assertNotEqualOnRank(  # noqa: N802 - torch's name
         self, x: object, y: object, msg: str | None = None, *, rank: int = 0
     ) -> None:
-        """Compare on one rank only."""
+        """Fail if both values are equal, but only on the rank `rank`."""
         if self.rank == rank:
             self.assertNotEqual(x, y, msg)  # noqa: PT009 - for users of unittest
 
     def _spawn_threads(self) -> None:
-        """Do nothing: threads start with the test. Suites written for torch's class call this."""
+        """Do nothing; called by suites that were written for torch's class. Threads start with the test."""
 
     def _in_all_ranks(self, name: str, test: Callable[[], object]) -> Callable[[], None]:
         @functools.wraps(test)
@@ -536,7 +524,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
             limit = TimeLimit(value=self.thread_timeout, setting="thread_timeout") if is_own else default_limit()
             raise_for(run_ranks(self.world_size, lambda rank: self._be_rank(rank, name), JoinLimits(total=limit)))
 
-        # A bound method, like the one that it replaces: unittest treats a function as a test factory.
+        # A bound method, because pytest and unittest expect one.
         return types.MethodType(in_all_ranks, self)
 
     def _be_rank(self, rank: int, name: str) -> None:
@@ -544,7 +532,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
         # Remove the wrapper, an attribute of the instance, so that the method itself is called.
         vars(case).pop(name, None)
         with ExitStack() as cleanups:
-            # Without an _outcome, a failed subtest ends its rank: several threads cannot write to one result.
+            # Without an _outcome, a failed subtest ends its rank. Threads cannot share one result object.
             vars(case).update(rank=rank, _cleanups_of_rank=cleanups, _outcome=None)
             case.perThreadSetUp()
             try:
@@ -556,29 +544,25 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
 def spawn_threads_and_init_comms(
     *, world_size: int = DEFAULT_WORLD_SIZE, timeout: float | None = None
 ) -> Callable[[Callable[P, object]], Callable[P, None]]:
-    """Run a test function or method in several threads, each with a rank of one threaded process group.
+    """Run a test function or method in several threads, each of which is a rank of a threaded process group.
 
-    The arguments are the same objects in all ranks; ``torch.distributed.get_rank()`` distinguishes the ranks.
+    All ranks get the same objects as arguments. Use ``torch.distributed.get_rank()`` to distinguish the ranks.
 
     Args:
         world_size: The number of ranks.
-        timeout: Time limit of the test in seconds; None for :func:`default_timeout`.
+        timeout: Time limit of the test in seconds; None for the value of ``DISTRIBUTED_TESTS_DEFAULT_TIMEOUT``, or 300.
 
     Returns:
-        A decorator. The decorated test raises the errors of a :class:`MultiThreadedTestCase`.
+        A decorator. The decorated test raises the same errors as a test of :class:`MultiThreadedTestCase`.
     """
 
     def decorate(test: Callable[P, object]) -> Callable[P, None]:
         @functools.wraps(test)
         def in_all_ranks(*args: P.args, **kwargs: P.kwargs) -> None:
             own = None if timeout is None else TimeLimit(value=timeout, setting="timeout of the decorator")
-            patience = JoinLimits(total=own or default_limit())
-            raise_for(run_ranks(world_size, lambda _rank: _discard(test(*args, **kwargs)), patience))
+            limits = JoinLimits(total=own or default_limit())
+            raise_for(run_ranks(world_size, lambda _rank: test(*args, **kwargs), limits))
 
         return in_all_ranks
 
     return decorate
-
-
-def _discard(_returned: object) -> None:
-    """Drop the return value of a test."""

@@ -1,7 +1,8 @@
-"""A pytest plugin: a tagged test is skipped if the backend refuses it as unsupported.
+"""A pytest plugin that skips tests with conformance tags if the backend reports an operation as unsupported.
 
-``-p allranks.testing.unsupported_skips`` loads it. In a regression test of a backend the same error is a failure, so it
-is not loaded by default. That one rank refuses what another carries out is an error: *ranks disagree*.
+Load it with ``-p allranks.testing.unsupported_skips``. It is not loaded by default, because in a regression test of a
+backend, the same error is a failure. If only some ranks report the operation as unsupported, the test fails: *ranks
+disagree*.
 """
 
 from collections.abc import Generator
@@ -18,23 +19,23 @@ from allranks.testing.skips import skip
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
-    """Skip a test whose fixtures the backend refuses, such as a sub-group."""
+    """Skip a test if the backend does not support an operation of its fixtures, such as creating a subgroup."""
     return (yield from _skipping(item))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Skip a test whose operation the backend refuses."""
+    """Skip a test if the backend does not support one of its operations."""
     return (yield from _skipping(item))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Leave the result of a test as it is if only its clean-up uses what the backend lacks."""
+    """Ignore unsupported operations in the teardown, so that they do not change the test's result."""
     try:
         return (yield)
     except Exception as error:
-        if not _is_refusal(item, error):
+        if not _is_unsupported(item, error):
             raise
 
 
@@ -42,17 +43,17 @@ def _skipping(item: pytest.Item) -> Generator[None, None, None]:
     try:
         return (yield)
     except Exception as error:
-        if not _is_refusal(item, error):
+        if not _is_unsupported(item, error):
             raise
-        refusal = _refusal_in(error)
-        words = " ".join(str(refusal).split()) or type(refusal).__name__
-        skip(SkipCode.GENERIC, lack(RankEnvironment.read().backend, f"support for this: {clipped(words, 300)}"))
+        cause = _backend_error(error)
+        message = " ".join(str(cause).split()) or type(cause).__name__
+        skip(SkipCode.GENERIC, lack(RankEnvironment.read().backend, f"support for this: {clipped(message, 300)}"))
 
 
-def _is_refusal(item: pytest.Item, error: Exception) -> bool:
-    return item.get_closest_marker(CONFORMANCE) is not None and says_unsupported(_refusal_in(error))
+def _is_unsupported(item: pytest.Item, error: Exception) -> bool:
+    return item.get_closest_marker(CONFORMANCE) is not None and says_unsupported(_backend_error(error))
 
 
-def _refusal_in(error: Exception) -> BaseException:
-    """The error itself; of ``pytest.raises`` that another message was expected, the error with that message."""
+def _backend_error(error: Exception) -> BaseException:
+    """The error itself; if ``pytest.raises(match=...)`` expected a different message, the error that it caught."""
     return error.__context__ if isinstance(error, AssertionError) and error.__context__ else error

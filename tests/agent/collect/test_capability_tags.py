@@ -1,4 +1,4 @@
-"""Tags of tests: what the marker ``conformance`` of a test, its class and its module add up to."""
+"""The tags of a test, from the ``conformance`` markers of the test, its class and its module."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from allranks.protocol.records import TESTS_IN_ONE
 
 
 class Item:
-    """As much of a pytest item as tags need: markers, the closest first, and parameters."""
+    """The part of a pytest item that tags need: markers, the closest first, and parameters."""
 
     def __init__(self, *marks, nodeid="test_x.py::test_x", **params):
         self.nodeid = nodeid
@@ -21,12 +21,12 @@ class Item:
         return iter(self._marks if name == "conformance" else [])
 
 
-def test_the_closest_marker_wins_and_the_others_add_to_it():
+def test_tags_of_markers_are_combined_and_the_closest_takes_precedence():
     item = Item({"operation": "barrier", "mode": "async"}, {"operation": "broadcast", "group": "sub"})
     assert tags_of(item) == ("group=sub", "mode=async", "operation=barrier")
 
 
-def test_a_parameter_named_dtype_is_a_tag_of_a_test_that_has_others():
+def test_a_parameter_called_dtype_is_added_to_the_tags_of_a_test():
     assert tags_of(Item({"operation": "reduce"}, dtype="torch.int32")) == ("dtype=int32", "operation=reduce")
     assert tags_of(Item({"operation": "reduce", "dtype": "int64"}, dtype="torch.int32"))[0] == "dtype=int64"
     assert tags_of(Item(dtype="torch.int32")) == ()
@@ -43,7 +43,7 @@ def test_a_tag_is_short():
     assert len(tags_of(Item({"operation": "x" * 1000}))[0]) < 100
 
 
-def test_tests_of_equal_tags_share_a_record_of_bounded_length():
+def test_tests_with_equal_tags_share_a_record_of_bounded_length():
     items = [Item({"operation": "reduce"}, nodeid=str(number)) for number in range(TESTS_IN_ONE + 1)]
     records = list(tagged([*items, Item({"operation": "scatter"}), Item()]))
     assert [len(record.tests) for record in records] == [TESTS_IN_ONE, 1, 1]

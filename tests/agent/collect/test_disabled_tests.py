@@ -1,4 +1,4 @@
-"""Tests that are disabled by a suite's list, or by PyTorch's."""
+"""Tests that are disabled by a list of the suite or of PyTorch."""
 
 import json
 from datetime import date
@@ -21,7 +21,7 @@ until = 2026-01-31
 """
 
 
-def test_an_entry_holds_to_its_last_day(tmp_path):
+def test_an_entry_is_valid_until_its_last_day(tmp_path):
     (tmp_path / FILE).write_text(ENTRY)
     [entry] = read_disabled(tmp_path / FILE, TODAY)
     assert entry.reason == (
@@ -29,7 +29,7 @@ def test_an_entry_holds_to_its_last_day(tmp_path):
     )
 
 
-def test_an_entry_whose_last_day_is_over_is_an_error_that_names_the_owner(tmp_path):
+def test_an_expired_entry_is_an_error_that_names_the_owner(tmp_path):
     (tmp_path / FILE).write_text(ENTRY)
     with pytest.raises(SuiteListError, match=r"TestX::test_y was disabled until 2026-01-31.*\n.*the store's team"):
         read_disabled(tmp_path / FILE, date(2026, 2, 1))
@@ -47,9 +47,9 @@ def test_an_entry_whose_last_day_is_over_is_an_error_that_names_the_owner(tmp_pa
         ("[[test]]", "[[test"),
     ],
 )
-def test_a_list_that_says_something_else_is_an_error_with_its_form(tmp_path, before, after):
+def test_a_list_with_wrong_content_is_an_error_that_shows_the_format(tmp_path, before, after):
     (tmp_path / FILE).write_text(ENTRY.replace(before, after))
-    with pytest.raises(SuiteListError, match=r"cannot be read(?s:.*)owner, issue, and until, a day"):
+    with pytest.raises(SuiteListError, match=r"cannot be read(?s:.*)owner, issue, and until \(a date\)"):
         read_disabled(tmp_path / FILE, TODAY)
 
 
@@ -64,8 +64,8 @@ def test_a_list_that_says_something_else_is_an_error_with_its_form(tmp_path, bef
         ("test_y", "a/test_a.py::test_y", True),
     ],
 )
-def test_an_entry_names_a_test_as_an_expected_failure_does(name, nodeid, is_named):
-    assert suite_lists.DisabledTest(test=name, reason="").names(nodeid) is is_named
+def test_an_entry_matches_a_test_like_an_expected_failure(name, nodeid, is_named):
+    assert suite_lists.DisabledTest(test=name, reason="").matches(nodeid) is is_named
 
 
 SUITE = {
@@ -84,7 +84,7 @@ SUITE = {
 }
 
 
-def test_tests_of_the_suites_list_and_of_pytorchs_do_not_run(run_agent, tmp_path):
+def test_tests_in_the_lists_of_the_suite_and_of_pytorch_do_not_run(run_agent, tmp_path):
     disabled, slow = tmp_path / "disabled.json", tmp_path / "slow.json"
     disabled.write_text(
         json.dumps({
@@ -107,30 +107,30 @@ def test_tests_of_the_suites_list_and_of_pytorchs_do_not_run(run_agent, tmp_path
 
 def test_an_expired_entry_stops_the_suite(run_agent):
     agent = run_agent({**SUITE, FILE: ENTRY.replace("2026", "2020")}, world_size=1)
-    assert "that day is over" in agent.all(CollectionFailed)[0].text
+    assert "which has passed" in agent.all(CollectionFailed)[0].text
 
 
 def test_slow_tests_run_if_asked_for(tmp_path):
     (tmp_path / "slow.json").write_text(json.dumps({"test_y (__main__.TestX)": 60.5}))
-    assert not list(suite_lists._of_pytorch({SLOW: str(tmp_path / "slow.json"), WITH_SLOW: "1"}))
+    assert not list(suite_lists._disabled_by_pytorch({SLOW: str(tmp_path / "slow.json"), WITH_SLOW: "1"}))
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
-        ({"test_y (__main__.TestX)": ["https://example.org/2"]}, "not its issue and a list of platforms"),
-        ({"test_y (__main__.TestX)": "https://example.org/2"}, "not its issue and a list of platforms"),
-        ({"test_y (__main__.TestX)": ["https://example.org/2", "linux"]}, "not its issue and a list of platforms"),
-        ({"test_y (__main__.)": ["https://example.org/2", []]}, "would name tests of all classes"),
+        ({"test_y (__main__.TestX)": ["https://example.org/2"]}, r"needs \[issue, \[platforms"),
+        ({"test_y (__main__.TestX)": "https://example.org/2"}, r"needs \[issue, \[platforms"),
+        ({"test_y (__main__.TestX)": ["https://example.org/2", "linux"]}, r"needs \[issue, \[platforms"),
+        ({"test_y (__main__.)": ["https://example.org/2", []]}, "would match tests of all classes"),
     ],
 )
-def test_an_entry_of_pytorchs_that_says_too_little_disables_nothing_and_is_an_error(tmp_path, entry, said):
+def test_an_incomplete_pytorch_entry_is_an_error(tmp_path, entry, message):
     (tmp_path / "list.json").write_text(json.dumps(entry))
-    with pytest.raises(SuiteListError, match=said):
-        list(suite_lists._of_pytorch({DISABLED: str(tmp_path / "list.json")}))
+    with pytest.raises(SuiteListError, match=message):
+        list(suite_lists._disabled_by_pytorch({DISABLED: str(tmp_path / "list.json")}))
 
 
-def test_a_list_of_pytorchs_that_is_no_table_is_an_error(tmp_path):
+def test_a_pytorch_list_that_is_not_an_object_is_an_error(tmp_path):
     (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(SuiteListError, match="is no table of tests"):
-        list(suite_lists._of_pytorch({DISABLED: str(tmp_path / "list.json")}))
+    with pytest.raises(SuiteListError, match="is not a JSON object"):
+        list(suite_lists._disabled_by_pytorch({DISABLED: str(tmp_path / "list.json")}))

@@ -1,4 +1,4 @@
-"""Failures that a suite's file expects: in which cells and under which torch, and what the file may say."""
+"""Expected failures of a suite: the format of the list, and the cells and versions of torch of an entry."""
 
 import contextlib
 from pathlib import Path
@@ -30,7 +30,7 @@ def config(**changes):
 
 
 class Item:
-    """As much of a pytest item as is asked for."""
+    """The part of a pytest item that is used."""
 
     def __init__(self, nodeid):
         self.nodeid = nodeid
@@ -58,7 +58,7 @@ def test_the_tests_of_the_file_are_expected_to_fail_and_no_others(code, path):
     assert not other.marks
 
 
-def test_each_folder_of_a_suite_has_a_file_of_its_own_tests(code):
+def test_each_folder_of_a_suite_has_its_own_file(code):
     (code / "other").mkdir()
     (code / "other" / FILE).write_text(ENTRY.replace("test_y", "test_z"))
     files = ("suite/test_a.py", "other/test_a.py")
@@ -67,9 +67,9 @@ def test_each_folder_of_a_suite_has_a_file_of_its_own_tests(code):
     assert [len(item.marks) for item in items] == [1, 0, 0, 1]
 
 
-def test_an_entry_is_of_one_file_which_it_can_name(code):
+def test_an_entry_applies_to_one_file_which_it_can_name(code):
     named, other = Item("suite/test_a.py::TestX::test_y"), Item("suite/test_b.py::TestX::test_y")
-    with pytest.raises(SuiteListError, match=r"is a test of suite/test_a.py and of suite/test_b.py: name"):
+    with pytest.raises(SuiteListError, match=r"matches tests of suite/test_a.py and of suite/test_b.py; write"):
         expect_failures([named, other], config(), code)
     (code / "suite" / FILE).write_text(ENTRY.replace("TestX", "test_b.py::TestX"))
     named.marks = []
@@ -96,7 +96,7 @@ def test_a_suite_without_the_file_expects_none(tmp_path):
         (["2.13"], {"init_method": "tcp", "world_size": 4}, "2.13.0", False),
     ],
 )
-def test_an_entry_is_of_some_versions_and_cells(versions, when, version, applies):
+def test_an_entry_applies_to_some_versions_and_cells(versions, when, version, applies):
     entry = ExpectedFailure(test="t", torch=tuple(versions), reason="r", issue="i", when=when)
     assert entry.applies_to(config(), version) == applies
 
@@ -122,7 +122,7 @@ def test_an_entry_is_of_some_versions_and_cells(versions, when, version, applies
         (ENTRY + "strict = true").encode(),
     ],
 )
-def test_a_file_that_says_something_else_is_refused_with_what_it_should_say(tmp_path, content):
+def test_a_file_with_wrong_content_is_an_error_that_shows_the_format(tmp_path, content):
     path = tmp_path / FILE
     path.write_bytes(content)
     with pytest.raises(SuiteListError, match=r"expected_failures.toml cannot be read: .*\n.*reason, issue"):
@@ -130,7 +130,7 @@ def test_a_file_that_says_something_else_is_refused_with_what_it_should_say(tmp_
 
 
 @given(st.binary(max_size=60))
-def test_whatever_is_in_the_file_it_is_read_or_refused(tmp_path_factory, content):
+def test_any_file_is_read_or_rejected(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / FILE
     path.write_bytes(content)
     with contextlib.suppress(SuiteListError):

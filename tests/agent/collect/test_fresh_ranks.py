@@ -1,4 +1,4 @@
-"""Tests whose import starts threads: their ranks are processes of their own."""
+"""Tests whose import starts threads: their ranks are new processes instead of forks."""
 
 import socket
 
@@ -31,7 +31,7 @@ THREADED = """
         dist.all_reduce(total)
         assert total.item() == world_size
         assert parents == [os.getpid()]
-        print("said by", rank)
+        print("printed by", rank)
 
     @pytest.mark.parametrize("name", ["a b", "c::d"])
     def test_same_process(name, tmp_path):
@@ -62,17 +62,17 @@ def threaded(run_once):
 
 
 @pytest.mark.thorough
-def test_a_notice_names_module_and_thread(threaded):
+def test_a_notice_states_the_module_and_the_thread(threaded):
     [notice] = threaded.all(Notice)
     assert notice.nodeid == "suite/test_threaded.py"
-    assert notice.text.startswith("Importing it starts the thread heartbeat, which no fork of this process has")
+    assert notice.text.startswith("Importing it starts the thread heartbeat, which forks of this process do not have")
     assert not threaded.all(CollectionFailed)
 
 
 @pytest.mark.parametrize(
     "test", ["test_thread_serves", "test_same_process[a b]", "test_same_process[c::d]", "test_new_process"]
 )
-def test_its_ranks_import_it_again_and_have_the_thread(threaded, test):
+def test_the_ranks_import_the_file_again_and_have_the_thread(threaded, test):
     assert threaded.outcomes(test) == ("passed", "passed"), threaded.cases(0)[test]
 
 
@@ -85,7 +85,7 @@ def test_a_failure_replaces_them(threaded):
     assert len(threaded.gangs()) == 3
 
 
-def test_what_the_import_prints_is_not_the_tests_output(threaded):
+def test_output_of_the_import_is_not_the_tests_output(threaded):
     case = threaded.cases(0)["test_fails"]
     assert "collected" not in case.stdout
     assert "test session starts" in threaded.log
@@ -109,7 +109,7 @@ HOLDER = """
     held = []
 
     def hold(port):
-        # As a pool with a process group does: only one process at a time may have the port.
+        # Like a pool with a process group: only one process at a time can bind the port.
         held.append(socket.create_server(("127.0.0.1", port)))
 """
 USES_POOL = """
@@ -120,7 +120,7 @@ USES_POOL = """
 """
 
 
-def test_a_pool_of_the_session_works_in_its_tests_and_ends_with_them(run_agent):
+def test_a_session_wide_pool_works_in_the_tests_and_is_closed(run_agent):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     files = {"conftest.py": POOL.replace("PORT", str(port)), "holder.py": HOLDER, "test_pool.py": USES_POOL}
@@ -133,7 +133,7 @@ def test_a_pool_of_the_session_works_in_its_tests_and_ends_with_them(run_agent):
     agent.assert_nothing_left()
 
 
-def test_a_hook_after_collection_that_starts_a_thread_has_all_tests_in_fresh_processes(run_agent):
+def test_all_tests_run_in_new_processes_if_a_hook_after_collection_starts_a_thread(run_agent):
     conftest = """
         import threading
 
@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_imported_again_is_an_error_of_its_tests(run_agent
     agent = run_agent({"test_once.py": ONLY_ONCE}, world_size=1)
     case = agent.cases(0)["test_never_runs"]
     assert case.outcome == "errored"
-    assert case.message.startswith("the files of this test could not be imported again, in a process of their own: ")
+    assert case.message.startswith("the test's files could not be imported again in a new process: ")
     assert "no second import" in case.message
     assert "test_once.py" in case.text
 

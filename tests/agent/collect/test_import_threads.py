@@ -22,13 +22,13 @@ def start():
         thread.join()
 
 
-def test_a_thread_is_news_once(start):
+def test_a_thread_is_reported_once(start):
     watch = ThreadWatch()
     start("heartbeat")
     assert watch.take() == NewThreads(python=("heartbeat",), native=())
     assert watch.take() == NewThreads(python=(), native=())
 
 
-def test_a_thread_that_was_there_before_is_no_news(start):
+def test_a_thread_that_existed_before_is_not_reported(start):
     start("early")
     assert ThreadWatch().take().python == ()

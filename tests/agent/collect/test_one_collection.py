@@ -1,4 +1,4 @@
-"""All processes of a run collect the same tests under the same ids, or it is an error that names them."""
+"""All processes of a run collect the same tests under the same ids; differences are errors that name the tests."""
 
 import pytest
 from long_lists import quick
@@ -50,7 +50,7 @@ def collect(run_command):
     return run
 
 
-def test_the_runs_seed_decides_what_every_process_collects(collect):
+def test_every_process_collects_with_the_runs_seed(collect):
     one, again, other = collect(FILES), collect(FILES), collect(FILES, seed=8)
     assert len(one) == 6 + 6 + 2 + 2 + 6 + 1
     assert one == again
@@ -61,12 +61,12 @@ def test_the_runs_seed_decides_what_every_process_collects(collect):
     }
 
 
-def test_what_a_file_draws_does_not_depend_on_the_files_before_it(collect):
+def test_random_parameters_do_not_depend_on_earlier_files(collect):
     all_files, alone = collect(FILES), collect({"test_drawn.py": DRAWN})
     assert alone == {test: all_files[test] for test in alone}
 
 
-def test_a_hash_seed_of_the_users_stays(collect):
+def test_the_users_hash_seed_is_kept(collect):
     one, two = (collect(FILES, environment={"PYTHONHASHSEED": seed}) for seed in ("1", "2"))
     again = collect(FILES, seed=8, environment={"PYTHONHASHSEED": "1"})
     sets = [test for test in again if "::test_set" in test]
@@ -110,4 +110,6 @@ def test_ranks_that_collect_again_have_the_same_parameters_or_fail(run_command, 
     assert outcome in {rank.outcome for end in ends for rank in end}
     bad = [[rank for rank in end if rank.outcome == "errored"] for end in ends if any(rank.is_bad for rank in end)]
     assert all(outcome == "errored" and each for each in bad)
-    assert all("has other parameter values than the process that" in rank.message for each in bad for rank in each)
+    assert all(
+        "its parameter values differ from those in the process that" in rank.message for each in bad for rank in each
+    )

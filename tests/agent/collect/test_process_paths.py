@@ -1,4 +1,4 @@
-"""Paths that pytest clears or writes to: no process of a job touches those of another one."""
+"""Paths that pytest clears or writes to: each process of a job has its own."""
 
 import textwrap
 
@@ -24,7 +24,7 @@ SUITE = """
         assert Path(os.environ["BASE"]) in Path(tmpdir).parents
         (of_session / str(number)).touch()
 
-    def test_a_fork_clears_nothing(tmp_path_factory, tmp_path):
+    def test_a_fork_clears_no_folder(tmp_path_factory, tmp_path):
         if os.fork() == 0:
             tmp_path_factory.mktemp("of_fork")
             os._exit(0)
@@ -45,7 +45,7 @@ LAUNCHER = """
         world_size = 2
 
         @pytest.fixture(autouse=True)
-        def place(self, tmp_path_factory):
+        def keep_factory(self, tmp_path_factory):
             type(self).factory = tmp_path_factory
 
         def setUp(self):
@@ -82,14 +82,14 @@ def test_no_rank_clears_the_temporary_files_of_another(run_agent, base, isolatio
         world_size=3,
     )
     assert all(passes(job, f"test_files_stay[{number}]") for number in range(3))
-    assert passes(job, "test_a_fork_clears_nothing")
+    assert passes(job, "test_a_fork_clears_no_folder")
     folders = {path.relative_to(base).parts[:4] for path in base.rglob("own")}
     gangs = [f"gang-{number}" for number in range(1, 4)] if isolation == "test" else ["gang-1"]
     assert folders == {("gloo-w2-g0-env", "small", gang, f"rank-{rank}") for gang in gangs for rank in range(3)}
 
 
 @pytest.mark.parametrize("way", ["addopts", "variable", "relative"])
-def test_however_the_folder_is_given_each_rank_has_its_own(run_agent, tmp_path, base, way):
+def test_each_rank_has_its_own_folder_however_it_is_set(run_agent, tmp_path, base, way):
     files, variables, arguments = {"test_small.py": SUITE}, {}, ()
     if way == "addopts":
         files["pytest.ini"] = f"[pytest]\naddopts = --basetemp={base}\n"
@@ -101,7 +101,7 @@ def test_however_the_folder_is_given_each_rank_has_its_own(run_agent, tmp_path, 
     assert all(passes(job, f"test_files_stay[{number}]") for number in range(3))
 
 
-def test_ranks_that_are_no_forks_have_their_own_too(run_agent, base, tmp_path):
+def test_ranks_in_new_processes_have_their_own_paths(run_agent, base, tmp_path):
     log = tmp_path / "run.log"
     job = run_agent(
         {"test_small.py": THREADED},
@@ -120,7 +120,7 @@ def test_a_launcher_and_its_ranks_keep_their_files(run_agent, base):
     assert len([*base.rglob("own")]) == 4
 
 
-def test_jobs_of_two_cells_clear_only_what_an_earlier_one_of_their_own_left(run_agent, base):
+def test_a_job_clears_only_the_files_of_earlier_jobs_of_its_cell(run_agent, base):
     kept, stale = base / "gloo-w2-g0-tcp" / "small" / "kept", base / "gloo-w2-g0-env" / "small" / "gang-9" / "stale"
     mine = base / "mine"
     for path in (kept, stale, mine):
@@ -156,7 +156,7 @@ LOGGING = """
         (("--debug=logs/run.log",), ""),
     ],
 )
-def test_each_process_writes_a_file_of_its_own(run_agent, tmp_path, arguments, ini):
+def test_each_process_writes_its_own_file(run_agent, tmp_path, arguments, ini):
     job = run_agent({"pytest.ini": f"[pytest]\n{ini}\n", "test_small.py": LOGGING}, pytest_args=arguments)
     assert job.outcomes("test_fails") == ("passed", "failed")
     folder = tmp_path / "code" / "logs" / "run.ranks" / "gloo-w2-g0-env" / "small"
@@ -174,12 +174,12 @@ def test_each_process_writes_a_file_of_its_own(run_agent, tmp_path, arguments, i
 
 
 @pytest.mark.parametrize("arguments", [("--log-file=/dev/null",), ("-p", "no:tmpdir"), ("-p", "no:logging")])
-def test_what_names_no_file_is_left_alone(run_agent, arguments):
+def test_paths_that_are_not_files_are_not_changed(run_agent, arguments):
     job = run_agent({"test_small.py": "def test_passes(): pass"}, pytest_args=arguments)
     assert job.outcomes("test_passes") == ("passed", "passed")
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_of_the_tests_that_need_it(run_agent, tmp_path):
+def test_a_folder_that_cannot_be_created_fails_the_tests_that_use_it(run_agent, tmp_path):
     (tmp_path / "file").touch()
     suite = "def test_asks(tmp_path): pass\ndef test_passes(): pass"
     job = run_agent({"test_small.py": suite}, pytest_args=(f"--basetemp={tmp_path / 'file' / 'below'}",))

@@ -1,4 +1,4 @@
-"""A hook that leaves when pytest's session ends: its status counts as one that it sets, and no test is to blame."""
+"""Hooks that exit at the end of pytest's session: their status is that of the session, and no test fails."""
 
 from itertools import product
 
@@ -45,7 +45,7 @@ def conftest(hook, way):
 
 
 @pytest.mark.parametrize(("hook", "way"), quick(3, HOOKS_AND_WAYS))
-def test_a_hook_that_leaves_with_success_is_the_end_of_the_session(run_agent, hook, way):
+def test_a_hook_that_exits_with_success_ends_the_session(run_agent, hook, way):
     job = run_agent({"conftest.py": conftest(hook, WAYS[way].replace("STATUS", "0")), **SUITE})
     assert not job.all(AgentFailed)
     assert {case.outcome for case in job.cases(0).values()} == {"passed"}
@@ -55,7 +55,7 @@ def test_a_hook_that_leaves_with_success_is_the_end_of_the_session(run_agent, ho
 @pytest.mark.parametrize(
     ("hook", "way"), [("session_finish", way) for way in WAYS] + [("unconfigure", "os._exit"), ("unconfigure", "C")]
 )
-def test_a_hook_that_leaves_with_another_status_changes_that_of_the_session(start_agent, hook, way, status):
+def test_a_hook_that_exits_with_another_status_changes_that_of_the_session(start_agent, hook, way, status):
     job = start_agent({"conftest.py": conftest(hook, WAYS[way].replace("STATUS", str(status))), **SUITE}).go()
     assert job.wait() == 1
     [failed] = job.all(AgentFailed)
@@ -64,7 +64,7 @@ def test_a_hook_that_leaves_with_another_status_changes_that_of_the_session(star
 
 
 @pytest.mark.parametrize("status", quick(1, ["session.exitstatus", "int(exitstatus)", "0", "1"]))
-def test_a_hook_that_leaves_with_the_status_of_a_failed_session_adds_nothing(run_agent, status):
+def test_a_hook_that_exits_with_the_status_of_a_failed_session_adds_nothing(run_agent, status):
     job = run_agent({"conftest.py": conftest("session_finish", f"os._exit({status})"), **BAD})
     assert not job.all(AgentFailed)
     assert job.outcomes("test_fails") == ("failed", "failed")
@@ -74,7 +74,7 @@ def test_a_hook_that_leaves_with_the_status_of_a_failed_session_adds_nothing(run
     ("way", "number"), [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL")]
 )
 @pytest.mark.parametrize("hook", quick(1, ["session_finish", "unconfigure"]))
-def test_a_crash_at_the_end_of_the_session_is_no_failure_of_a_test(start_agent, hook, way, number):
+def test_a_crash_at_the_end_of_the_session_does_not_fail_a_test(start_agent, hook, way, number):
     job = start_agent({"conftest.py": conftest(hook, way), **SUITE}).go()
     assert job.wait() == 1
     [failed] = job.all(AgentFailed)
@@ -83,7 +83,7 @@ def test_a_crash_at_the_end_of_the_session_is_no_failure_of_a_test(start_agent, 
 
 
 @pytest.mark.parametrize("way", quick(2, [*WAYS.values(), "session.exitstatus = STATUS"]))
-def test_a_rank_of_its_own_session_may_leave_when_that_ends(start_agent, way):
+def test_a_rank_in_a_new_process_may_exit_at_the_end_of_its_session(start_agent, way):
     way = f"if 'RANK' in os.environ:\n        {way}"
     job = start_agent({"conftest.py": conftest("session_finish", way.replace("STATUS", "0")), **THREADED}).go()
     assert job.wait() == 0, job.log
@@ -104,7 +104,7 @@ def test_a_rank_of_its_own_session_may_leave_when_that_ends(start_agent, way):
         ],
     ),
 )
-def test_what_goes_wrong_when_a_rank_ends_its_own_session_is_no_failure_of_a_test(start_agent, way, message):
+def test_an_error_at_the_end_of_a_ranks_session_does_not_fail_a_test(start_agent, way, message):
     way = f"if os.environ.get('RANK') == '1':\n        {way}"
     job = start_agent({"conftest.py": conftest("session_finish", way), **THREADED}).go()
     assert job.wait() == 1

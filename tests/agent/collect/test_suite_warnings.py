@@ -1,4 +1,4 @@
-"""Warnings of the process that collects a suite reach the report."""
+"""Warnings during the collection of a suite are reported."""
 
 import pytest
 
@@ -17,7 +17,7 @@ FILES = {
         for _ in range(3):
             warnings.warn("three times")
         warnings.warn("two\\n  lines", DeprecationWarning)
-        warnings.warn("not wanted", ResourceWarning)
+        warnings.warn("not shown", ResourceWarning)
         warnings.warn_explicit("from elsewhere", FutureWarning, "/opt/elsewhere.py", 5)
 
         class TestThings:
@@ -28,7 +28,7 @@ FILES = {
         def test_warns():
             warnings.warn("from a test")
     """,
-    "pytest.ini": "[pytest]\nno_such_option = 1\nfilterwarnings = ignore:not wanted\n",
+    "pytest.ini": "[pytest]\nno_such_option = 1\nfilterwarnings = ignore:not shown\n",
 }
 
 
@@ -48,29 +48,29 @@ def suite(run_once):
         ("suite/test_it.py", 16, "PytestUnknownMarkWarning", "Unknown pytest.mark.misspelled"),
     ],
 )
-def test_a_warning_is_reported_once_with_its_place(suite, file, line, category, start):
-    of_category = [each for each in suite.all(SuiteWarning) if (each.file, each.category) == (file, category)]
-    assert [each.line for each in of_category if each.text.startswith(start)] == [line]
+def test_a_warning_is_reported_once_with_file_and_line(suite, file, line, category, start):
+    of_category = [record for record in suite.all(SuiteWarning) if (record.file, record.category) == (file, category)]
+    assert [record.line for record in of_category if record.text.startswith(start)] == [line]
 
 
 def test_a_warning_about_the_configuration_is_reported(suite):
-    [found] = [each for each in suite.all(SuiteWarning) if each.category == "PytestConfigWarning"]
+    [found] = [record for record in suite.all(SuiteWarning) if record.category == "PytestConfigWarning"]
     assert found.text == "Unknown config option: no_such_option"
 
 
-@pytest.mark.parametrize("text", ["from a test", "not wanted"])
+@pytest.mark.parametrize("text", ["from a test", "not shown"])
 def test_warnings_of_tests_and_filtered_ones_are_not_reported(suite, text):
-    assert text not in [each.text for each in suite.all(SuiteWarning)]
+    assert text not in [record.text for record in suite.all(SuiteWarning)]
 
 
-def test_disable_warnings_leaves_them_out(run_agent):
+def test_disable_warnings_omits_warnings(run_agent):
     agent = run_agent(FILES, pytest_args=("--disable-warnings",))
     assert agent.all(SuiteWarning) == []
 
 
 def test_the_warnings_of_a_suite_that_cannot_be_collected_are_reported(run_agent):
     agent = run_agent({"test_it.py": "import warnings\nwarnings.warn('first')\nraise LookupError('then')\n"})
-    assert [each.text for each in agent.all(SuiteWarning)] == ["first"]
+    assert [record.text for record in agent.all(SuiteWarning)] == ["first"]
     assert len(agent.all(CollectionFailed)) == 1
 
 
@@ -92,12 +92,12 @@ INI = "[pytest]\nmarkers =\n    timeout(seconds): a limit\n"
 )
 def test_a_time_limit_that_nothing_enforces_is_a_notice(run_agent, more, arguments, is_ignored):
     agent = run_agent({"test_it.py": LIMITED, **more}, pytest_args=arguments)
-    notices = [(each.nodeid, each.text) for each in agent.all(Notice)]
+    notices = [(record.nodeid, record.text) for record in agent.all(Notice)]
     if not is_ignored:
         assert notices == []
         return
     [(nodeid, text)] = notices
     assert nodeid == "suite/test_it.py::test_a"
     assert text.startswith("The marker timeout of this test and 1 more has no effect")
-    assert "install pytest-timeout" in text
+    assert "pytest-timeout is not installed" in text
     assert "limits.test" in text

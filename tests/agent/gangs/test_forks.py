@@ -275,7 +275,7 @@ def test_the_fork_server_reports_an_invalid_request():
         done = subprocess.run(command, pass_fds=numbers, capture_output=True, text=True, check=False)
         failure = parse_reply(own.recv(1 << 16))
     assert isinstance(failure, AgentFailed)
-    assert failure.message.startswith("what the supervisor asked for ")
+    assert failure.message.startswith("the supervisor's request ")
     assert (done.returncode, done.stderr) == (1, "")
 
 

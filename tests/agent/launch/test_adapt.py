@@ -1,4 +1,4 @@
-"""Which of torch's classes are adapted, in whatever version of torch."""
+"""Adapting torch's classes in different versions of torch."""
 
 import sys
 import types
@@ -21,7 +21,7 @@ def make_class(name, hooks):
 
 @pytest.fixture
 def torch_module(monkeypatch):
-    """``torch_module(MultiProcessTestCase=("_run", ...))``: what torch's module has, and its methods."""
+    """``torch_module(MultiProcessTestCase=("_run", ...))``: a module like torch's, with these classes and methods."""
 
     def make(**classes):
         module = types.ModuleType(MODULE)
@@ -72,7 +72,7 @@ def test_a_class_is_adapted_by_its_name(torch_module, name, hooks):
     assert any(vars(case).get(hook) is not before.get(hook) for hook in (*hooks, "__init__"))
 
 
-def test_a_class_of_two_names_is_adapted_once(torch_module):
+def test_a_class_with_two_names_is_adapted_once(torch_module):
     module = torch_module(MultiProcContinuousTest=torch_continuous.HOOKS)
     module.MultiProcContinousTest = type("Older", (module.MultiProcContinuousTest,), {})
     assert list(adapt_torch_cases()) == []
@@ -80,23 +80,23 @@ def test_a_class_of_two_names_is_adapted_once(torch_module):
 
 
 @pytest.mark.parametrize(("name", "hooks"), KINDS)
-def test_a_class_that_is_not_as_known_is_left_alone_with_one_notice(torch_module, name, hooks):
+def test_an_unsupported_class_is_not_changed_and_gets_one_notice(torch_module, name, hooks):
     case = getattr(torch_module(**{name: hooks[1:]}), name)
     before = {hook: vars(case)[hook] for hook in hooks[1:]}
     [notice] = adapt_torch_cases()
-    assert notice.startswith(f"torch's {name} is not as allranks knows it")
-    assert f"it has no {hooks[0]} in this version" in notice
+    assert notice.startswith(f"allranks does not support {name} of this version of torch")
+    assert f"which has no {hooks[0]}. " in notice
     assert {hook: vars(case)[hook] for hook in before} == before
     assert list(adapt_torch_cases()) == []
 
 
-def test_a_class_left_alone_still_runs_in_a_launching_process(torch_module):
+def test_an_unsupported_class_still_runs_in_a_launching_process(torch_module):
     case = torch_module(MultiProcessTestCase=()).MultiProcessTestCase
     list(adapt_torch_cases())
     assert case.allranks_launcher
 
 
-def test_a_process_with_cuda_has_torch_start_the_ranks(torch_module, monkeypatch):
+def test_torch_starts_the_ranks_if_the_process_uses_cuda(torch_module, monkeypatch):
     case = torch_module(MultiProcessTestCase=torch_processes.HOOKS).MultiProcessTestCase
     started = []
     case._start_processes = lambda _self, proc: started.append(proc)
@@ -115,7 +115,7 @@ def test_a_process_with_cuda_has_torch_start_the_ranks(torch_module, monkeypatch
 
 @pytest.fixture
 def continuous_class(torch_module):
-    """Torch's continuous class after it was adapted, and the sizes of the worlds that torch itself has started."""
+    """torch's continuous class after it was adapted, and the world sizes of the ranks that torch has started."""
     case = torch_module(MultiProcContinuousTest=torch_continuous.HOOKS).MultiProcContinuousTest
     case.started = []
     case._spawn_processes = classmethod(lambda cls, size: cls.started.append(size))
@@ -128,14 +128,14 @@ def test_a_class_does_not_start_ranks_before_its_first_test(continuous_class):
     assert continuous_class.started == continuous_class.processes == continuous_class.task_queues == []
 
 
-def test_a_process_with_cuda_has_torch_start_the_ranks_of_a_class(continuous_class, monkeypatch):
+def test_torch_starts_the_ranks_of_a_class_if_the_process_uses_cuda(continuous_class, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.warns(RuntimeWarning, match="torch starts the ranks of MultiProcContinuousTest itself"):
         continuous_class._spawn_processes(2)
     assert continuous_class.started == [2]
 
 
-def test_a_class_with_a_loop_of_its_own_has_torch_start_the_ranks(continuous_class):
+def test_torch_starts_the_ranks_of_a_class_with_its_own_worker_loop(continuous_class):
     class Mine(continuous_class):
         @classmethod
         def _worker_loop(cls): ...
@@ -144,7 +144,7 @@ def test_a_class_with_a_loop_of_its_own_has_torch_start_the_ranks(continuous_cla
     assert Mine.started == [2]
 
 
-def test_a_cells_init_method_is_an_address_for_torchs_tests(monkeypatch):
+def test_torchs_tests_get_the_init_method_as_a_url(monkeypatch):
     tests = types.ModuleType("distributed_test")
     tests.INIT_METHOD = "env"
     monkeypatch.setitem(sys.modules, "torch.testing._internal.distributed.distributed_test", tests)
@@ -158,11 +158,11 @@ def test_torchs_longer_limits_are_read(torch_module):
     assert (torch_time_limit("test_slow"), torch_time_limit("test_other")) == (500.0, 0.0)
 
 
-def test_threads_of_an_unknown_form_are_left_to_torch(torch_module):
+def test_torch_judges_threads_of_an_unsupported_class(torch_module):
     case = torch_module(MultiThreadedTestCase=("_spawn_threads",)).MultiThreadedTestCase
     theirs = case._spawn_threads
     [notice] = adapt_torch_cases()
-    assert "it has no _run and no _join_threads and no _check_return_codes" in notice
+    assert "which has no _run and no _join_threads and no _check_return_codes. " in notice
     assert case._spawn_threads is theirs
     assert case.allranks_launcher
     assert case.allranks_has_thread_ranks

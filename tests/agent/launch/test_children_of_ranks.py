@@ -1,4 +1,4 @@
-"""Processes that a test starts: where they hang, how they die, and what they leave."""
+"""Processes that a test starts: where they hang, how they die, and which processes they leave behind."""
 
 import re
 
@@ -91,7 +91,7 @@ SUITE = """
 
     def test_child_of_a_server_stays():
         multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,), daemon=True).start()
-        # The test ends in the middle of that.
+        # The test ends during this time.
         multiprocessing.process._children.clear()
 """
 
@@ -114,7 +114,7 @@ LINE = next(number for number, line in enumerate(HELPERS.splitlines(), start=1) 
         ("test_program_hangs", "child process (rank 1)"),
     ],
 )
-def test_the_line_of_a_child_that_hangs_is_in_the_message_and_its_stack_in_the_text(children, test, name):
+def test_a_hang_reports_the_line_and_the_stack_of_a_hanging_child(children, test, name):
     case = children.cases(0)[test]
     assert case.outcome == "timed_out"
     assert case.message.startswith(
@@ -135,7 +135,7 @@ def test_the_signal_that_killed_a_child_is_in_the_message(children, method):
     assert case.message.startswith(f"child process {kind}Process-2 was killed by SIGKILL; assert ")
 
 
-def test_a_worker_of_torchrun_leads_with_its_own_exception(children):
+def test_the_exception_of_a_torchrun_worker_is_the_first_failure(children):
     case = children.cases(0)["test_torchrun"]
     assert case.message.startswith("child process (rank 1) raised ValueError: boom at ")
     assert "worker.py:4; subprocess.CalledProcessError: " in case.message
@@ -148,7 +148,7 @@ def test_a_hang_names_the_child_that_had_failed_before(children):
     assert " before; child process ForkProcess-2 was in " in message
 
 
-def test_only_what_outlives_a_test_that_was_not_stopped_is_left_behind(children):
+def test_only_processes_of_tests_that_were_not_stopped_are_reported(children):
     assert [record.nodeid.rpartition("::")[2] for record in children.all(LeftBehind)] == [
         "test_child_of_a_server_stays"
     ]

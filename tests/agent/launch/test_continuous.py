@@ -1,4 +1,4 @@
-"""Tests of torch's own MultiProcContinuousTest under an agent: ranks that live as long as their class."""
+"""Tests of torch's MultiProcContinuousTest under an agent, whose ranks are kept for a class."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Copies of DeepSpeed's DistributedTest: their workers are ranks, whatever starts them in DeepSpeed."""
+"""Copies of DeepSpeed's DistributedTest: their workers are ranks that allranks starts."""
 
 import os
 import re
@@ -195,7 +195,7 @@ def test_each_rank_of_the_last_launch_has_passed(deepspeed, test, size):
     assert ends == [("passed", size)] * size, deepspeed.log
 
 
-def test_a_rank_that_raises_leads_and_its_peer_gets_the_grace(deepspeed):
+def test_a_rank_that_raises_is_the_first_failure_and_its_peer_gets_the_grace_period(deepspeed):
     [leader] = deepspeed.leaders("test_rank_1_raises_while_rank_0_waits")
     assert (leader.rank, leader.message) == (1, "ValueError: rank 1 broke first")
     [peer] = [end for end in deepspeed.arrived("test_rank_1_raises_while_rank_0_waits") if end.rank == 0]
@@ -212,12 +212,12 @@ def test_all_ranks_skip(deepspeed, test, reason):
     assert sorted(ends) == [(0, "skipped", reason), (1, "skipped", reason)]
 
 
-def test_a_skip_of_the_base_class_is_that_of_the_test(deepspeed):
+def test_a_skip_of_the_base_class_skips_the_test(deepspeed):
     ends = {(end.outcome, end.message) for end in deepspeed.arrived("test_four")}
     assert ends == {("skipped", "too few devices")}
 
 
-def test_a_rank_that_skips_alone_disagrees(deepspeed):
+def test_a_single_rank_that_skips_is_a_disagreement(deepspeed):
     assert {"skipped"} < {end.outcome for end in deepspeed.arrived("test_rank_1_skips")}
 
 
@@ -227,7 +227,7 @@ def test_a_fixture_fails_the_setup(deepspeed):
     assert "rank 1 broke" in leader.message
 
 
-def test_a_size_that_fails_is_the_last(deepspeed):
+def test_no_world_size_runs_after_one_that_failed(deepspeed):
     ends = [(end.outcome, end.world_size) for end in deepspeed.arrived("test_fails_in_the_first")]
     assert ends == [("failed", 2)] * 2
 

@@ -1,4 +1,4 @@
-"""Suites that ask about GPUs where CUDA must not be initialized: at their import, and before they start ranks."""
+"""Suites that query GPUs where CUDA must not be initialized: during the import, and before they start ranks."""
 
 from allranks.protocol.records import CollectionFailed
 
@@ -14,7 +14,7 @@ GPU = """
         INITIALISED.add(os.getpid())
         print("CUDA initialized in", os.getpid(), flush=True)
 
-    # The stand-in of a driver with one GPU.
+    # A fake GPU driver with one GPU.
     torch.cuda.device_count = lambda: 1
     torch.cuda.is_initialized = lambda: os.getpid() in INITIALISED
     torch.cuda._lazy_init = initialize
@@ -70,7 +70,7 @@ def test_a_library_that_initializes_cuda_at_import_is_named(run_agent):
 
             from allranks.agent import gpus
 
-            # The stand-ins of a driver that answers, and of the library that has initialized it.
+            # A fake driver that is initialized, and a fake of the library that has initialized it.
             gpus._is_driver_initialized = lambda: True
             sys.modules["numba.cuda"] = ModuleType("numba.cuda")
 
@@ -81,6 +81,6 @@ def test_a_library_that_initializes_cuda_at_import_is_named(run_agent):
     [failed] = run_agent(files).all(CollectionFailed)
     assert failed.nodeid.endswith("test_numba.py")
     assert failed.text == (
-        "Importing it initializes CUDA, as numba.cuda does to look for GPUs unless NUMBA_DISABLE_CUDA=1 is set, and no "
-        "fork of this process could use CUDA then"
+        "Importing it initializes CUDA, as numba.cuda does to look for GPUs unless NUMBA_DISABLE_CUDA=1 is set, so "
+        "forks of this process could not use CUDA"
     )

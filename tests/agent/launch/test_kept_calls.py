@@ -1,4 +1,4 @@
-"""What a test of a class leaves in the process groups of its ranks is its own error, and reaches no other test."""
+"""Unmatched calls of a test in a class that keeps its ranks are its own error, and do not affect other tests."""
 
 import pytest
 from long_lists import quick

@@ -1,4 +1,4 @@
-"""Every rank keeps the process groups of a test alive, whoever made the rank and the group.
+"""Every rank keeps the process groups of a test alive, whatever created the rank and the group.
 
 Python frees a gloo group while it holds the GIL and waits for the threads of the group, one of which may wait for it.
 """

@@ -1,4 +1,4 @@
-"""Suites whose tests launch ranks themselves: one process runs each test, and it is no rank."""
+"""Suites whose tests launch ranks themselves: each test runs in one process, which is not a rank."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_processes_are_started_by_any_method(launches, test):
     assert end.outcome == "passed", end.text
 
 
-def test_one_process_that_is_no_rank_runs_the_tests(launches):
+def test_one_process_that_is_not_a_rank_runs_the_tests(launches):
     [end] = launches.arrived("test_is_no_rank")
     assert (end.outcome, end.world_size) == ("passed", 1), end.text
 
@@ -90,12 +90,12 @@ def test_a_skip_in_a_call_that_no_peer_makes_keeps_the_process(launches):
     assert [len(pids) for pids in launches.gangs()] == [1, 1], "the failure is what ended the first"
 
 
-def test_no_seed_comes_between_the_file_and_its_tests(launches):
+def test_the_seed_of_a_file_is_kept_for_its_tests(launches):
     [end] = launches.arrived("test_draws_what_the_file_has_seeded")
     assert end.outcome == "passed", end.text
 
 
-def test_the_world_size_of_the_cell_is_what_a_test_may_start(launches):
+def test_the_world_size_is_the_number_of_ranks_that_a_test_may_start(launches):
     [end] = launches.arrived("test_larger")
     assert (end.outcome, end.skip_code) == ("skipped", 73)
 

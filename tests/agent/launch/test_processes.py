@@ -1,4 +1,4 @@
-"""Tests of torch's own MultiProcessTestCase under an agent, with no line of them changed."""
+"""Unchanged tests of torch's MultiProcessTestCase under an agent."""
 
 import pytest
 
@@ -191,10 +191,10 @@ ZOO = {
             say(f"{sorted(p.exitcode for p in self.processes)} {seconds < 60}")
             self.assertEqual([p.exitcode for p in self.processes], [-6, 3])
 
-        def test_a_class_judges_exit_codes(self):
+        def test_a_class_can_check_exit_codes_itself(self):
             os.abort() if self.rank == 0 else os._exit(3)
 
-        def test_a_class_judges_otherwise(self): ...
+        def test_a_class_can_override_the_check_of_exit_codes(self): ...
 
     class TestPipes(Case):
         def _spawn_processes(self):
@@ -246,8 +246,8 @@ ZOO = {
 
 @pytest.fixture(scope="module")
 def zoo(run_once):
-    surroundings = {"SANDCASTLE": "1", "TW_JOB_USER": "sandcastle"}
-    return run_once("torch", ZOO, limits={"peer_grace": 0.3}, environment=surroundings)
+    environment = {"SANDCASTLE": "1", "TW_JOB_USER": "sandcastle"}
+    return run_once("torch", ZOO, limits={"peer_grace": 0.3}, environment=environment)
 
 
 @pytest.mark.parametrize(
@@ -278,8 +278,8 @@ def zoo(run_once):
         ("test_should_abort", ("failed", "passed")),
         ("test_with_a_run_of_its_own", ("passed", "passed")),
         ("test_cannot_join", ("aborted", "failed")),
-        ("test_a_class_judges_exit_codes", ("passed", "passed")),
-        ("test_a_class_judges_otherwise", ("failed", "passed")),
+        ("test_a_class_can_check_exit_codes_itself", ("passed", "passed")),
+        ("test_a_class_can_override_the_check_of_exit_codes", ("failed", "passed")),
         ("test_has_processes_with_arguments_of_its_own", ("passed", "passed")),
         ("test_stops_its_ranks", ("passed", "passed")),
         ("test_starts_no_rank", ("failed", "aborted")),
@@ -311,7 +311,7 @@ def test_a_class_that_two_files_import_runs_in_both(zoo):
         ),
         ("test_cannot_join", 1, "RuntimeError: no address"),
         ("test_leaves_with_0", 1, "rank 1 exited with code 0 during the test"),
-        ("test_should_abort", 0, "the launching process: AssertionError: rank 0 was to end with exit status -6"),
+        ("test_should_abort", 0, "the launching process: AssertionError: rank 0 must exit with status -6"),
         ("test_starts_no_rank", 0, "the launching process: RuntimeError: no rank was started"),
     ],
 )
@@ -352,7 +352,7 @@ def test_a_class_sees_how_its_ranks_have_ended(zoo):
     assert zoo.words() == ["[-6, 3] True", "[0, 0] True"]
 
 
-def test_no_process_id_is_told_that_no_process_has(zoo):
+def test_no_invalid_process_id_is_shown(zoo):
     assert "Started process" not in "".join(path.read_text() for path in zoo.results.rglob("*.log"))
 
 

@@ -1,4 +1,4 @@
-"""Skips of torch's sandcastle decorators; that they arrive, test_processes.py shows in an agent with the real ones."""
+"""Skips of torch's sandcastle decorators; test_processes.py uses the real decorators in an agent."""
 
 import sys
 import types
@@ -10,13 +10,13 @@ from allranks.agent.environment_skips import MODULE, SandcastleReason, watch_for
 
 
 def skip_if(condition, reason):
-    """As torch's, off sandcastle."""
+    """Like torch's, outside of sandcastle."""
     return unittest.skipIf(condition, reason)
 
 
 @pytest.fixture
 def decorators(monkeypatch):
-    """A module in the place of torch's, imported before anyone watched."""
+    """A module that replaces torch's, imported before the watch started."""
     module = types.ModuleType(MODULE)
     module.skip_but_pass_in_sandcastle = unittest.skip
     module.skip_but_pass_in_sandcastle_if = skip_if
@@ -31,7 +31,7 @@ def reason_of(decorator):
     return getattr(Test, "__unittest_skip_why__", None)
 
 
-def test_the_reason_of_a_skip_bears_its_mark(decorators):
+def test_the_reason_of_a_skip_starts_with_its_mark(decorators):
     with watch_for_sandcastle_skips():
         reasons = [
             reason_of(decorators.skip_but_pass_in_sandcastle("no NCCL")),
@@ -44,7 +44,7 @@ def test_the_reason_of_a_skip_bears_its_mark(decorators):
     assert {type(reason) for reason in reasons} == {SandcastleReason}
 
 
-def test_what_is_not_skipped_stays_so(decorators):
+def test_tests_that_were_not_skipped_still_run(decorators):
     with watch_for_sandcastle_skips():
         assert reason_of(decorators.skip_but_pass_in_sandcastle_if(False, "no NCCL")) is None
 
@@ -56,7 +56,7 @@ def test_decorators_are_wrapped_once(decorators):
             assert decorators.skip_but_pass_in_sandcastle is ours
 
 
-def test_a_torch_without_them_is_fine(decorators):
+def test_a_torch_without_these_names_is_supported(decorators):
     del decorators.skip_but_pass_in_sandcastle
     with watch_for_sandcastle_skips():
         assert not hasattr(decorators, "skip_but_pass_in_sandcastle")

@@ -1,4 +1,4 @@
-"""Tests of a continuous class as torch 2.6 has it, whose ranks a script starts, under an agent."""
+"""Tests of the continuous class of torch 2.6, in which the test script starts the ranks, under an agent."""
 
 import pytest
 
@@ -49,13 +49,13 @@ TESTS = """
             cls.made_in = os.getpid()
 
         def setUp(self):
-            self.place = (self.rank, self.device)
+            self.position = (self.rank, self.device)
 
         def test_a_reduces(self):
             total = torch.tensor([self.rank + 1.0])
             dist.all_reduce(total, group=self.pg)
             assert total.item() == 3
-            assert self.place in [(0, "cpu"), (1, "meta")]
+            assert self.position in [(0, "cpu"), (1, "meta")]
             assert self.made_in == os.getpid()
             type(self).left = os.getpid()
 
@@ -113,7 +113,7 @@ def test_each_rank_has_its_own_outcome(classes, test, outcomes):
 
 
 @pytest.mark.parametrize(("test", "code"), [("test_on_nccl", "77"), ("test_on_none", "74")])
-def test_a_class_whose_ranks_need_gpus_is_skipped_for_want_of_them(classes, test, code):
+def test_a_class_whose_ranks_need_gpus_is_skipped_without_gpus(classes, test, code):
     case = classes.cases(0)[test]
     assert (case.outcome, case.properties["skip_kind"], case.properties["skip_code"]) == ("skipped", "hardware", code)
 

@@ -1,4 +1,4 @@
-"""Tests of torch's own MultiThreadedTestCase under an agent: one process runs them, once, for all ranks."""
+"""Tests of torch's MultiThreadedTestCase under an agent: one process runs them once for all ranks."""
 
 import pytest
 
@@ -158,8 +158,8 @@ def test_a_test_runs_once(threads):
     assert threads.words() == ["once"]
 
 
-def test_a_failure_says_what_broke(threads):
-    assert "its thread left the test: SystemExit: 3" in threads.cases(1)["test_exits"].text
+def test_a_failure_contains_the_error(threads):
+    assert "the rank's thread ended during the test: SystemExit: 3" in threads.cases(1)["test_exits"].text
     assert "setUp did not call self._spawn_threads()" in threads.cases(1)["test_starts_none"].text
     assert "ranks disagree: 1 of 3 left" in threads.cases(1)["test_one_skips"].message
     assert "ValueError: thread 1 broke" in threads.cases(1)["test_fails"].text

@@ -1,4 +1,4 @@
-"""torch's own suites, as suites/torch binds them to a cell: a few tests of each, in a real agent."""
+"""torch's own suites, which suites/torch runs in a cell: a few tests of each in a real agent."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ SAMPLE = (
 )
 RPC_SAMPLE = (
     "RpcTest::test_worker_id",
-    # These need torch's own enumeration of agents as it was, and an environment without RANK.
+    # These need torch's own enumeration of agents, unchanged, and an environment without RANK.
     "TensorPipeAgentRpcTest::test_infer_backend_from_options",
     "TensorPipeAgentRpcTest::test_dynamic_rpc_init_rpc_without_rank",
 )
@@ -29,22 +29,22 @@ def sample(request, run_once):
     return run_once(f"c10d-{request.param}", files, init_method=request.param, pytest_args=nodeids)
 
 
-def test_torchs_tests_end_well_on_all_ranks(sample):
+def test_torchs_tests_pass_on_all_ranks(sample):
     for name in ("test_all_reduce_sum", "test_get_rank"):
         assert sample.outcomes(name) == ("passed", "passed")
 
 
-def test_what_an_init_method_cannot_test_is_left_out(sample):
+def test_tests_that_an_init_method_does_not_support_are_omitted(sample):
     outcome = "passed" if sample.config.init_method == "file" else "skipped"
     assert sample.outcomes("test_barrier_timeout_global") == (outcome, outcome)
 
 
-def test_what_a_world_of_two_cannot_test_has_torchs_reason(sample):
+def test_skips_in_a_world_of_two_have_torchs_reason(sample):
     case = sample.cases(1)["test_all_reduce_group_sum"]
     assert (case.outcome, case.message) == ("skipped", "Skipped due to small world size.")
 
 
-def test_what_gloo_cannot_test_is_an_environment_skip(sample):
+def test_tests_that_gloo_does_not_support_are_an_environment_skip(sample):
     case = sample.cases(1)["test_send_recv_nccl"]
     assert (case.properties["skip_kind"], case.message) == ("environment", "NCCL Send Recv Only")
 

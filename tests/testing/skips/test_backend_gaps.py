@@ -15,24 +15,24 @@ def nothing_registered(monkeypatch):
     monkeypatch.setattr(skips, "_registered", {})
 
 
-def test_the_table_has_what_a_backend_lacks_on_all_devices_and_on_one():
+def test_the_table_combines_operations_for_all_devices_and_for_one():
     assert why_unsupported("tags", "nccl", "cuda") == "nccl has no tags"
     assert why_unsupported("barrier", "ucc", "cpu") == "ucc has no barrier on cpu"
     assert why_unsupported("barrier", "ucc", "cuda") is None
     assert unsupported_operations("UCC", "cpu") - unsupported_operations("ucc") == {"barrier"}
 
 
-def test_a_backend_lacks_everything_on_a_device_that_torch_does_not_give_it():
+def test_a_backend_supports_nothing_on_a_device_that_torch_does_not_list_for_it():
     assert why_unsupported("all_reduce", "nccl", "cpu") == "nccl has no tensors on cpu"
     assert why_unsupported("all_reduce", "nccl", "cuda") is None
 
 
-def test_nothing_is_known_against_a_backend_that_nobody_has_heard_of():
+def test_an_unknown_backend_supports_everything():
     assert why_unsupported("all_reduce", "carrier", "cpu") is None
     assert unsupported_operations("carrier", "cpu") == frozenset()
 
 
-def test_users_add_to_the_table_for_backends_of_their_own():
+def test_users_can_extend_the_table_for_their_backends():
     register_unsupported("Carrier", ["all_to_all"])
     register_unsupported("carrier", {"barrier", "gather"}, device="cuda")
     assert unsupported_operations("carrier") == {"all_to_all"}
@@ -41,12 +41,12 @@ def test_users_add_to_the_table_for_backends_of_their_own():
     assert "all_gather of unequal tensors" in unsupported_operations("gloo", "cpu")
 
 
-def test_one_operation_in_place_of_a_list_is_an_error():
+def test_a_string_instead_of_a_list_of_operations_is_an_error():
     with pytest.raises(TypeError, match=r"\['gather'\]"):
         register_unsupported("carrier", "gather")
 
 
-def test_a_backend_that_is_registered_with_torch_has_the_devices_that_it_says(monkeypatch):
+def test_a_registered_backend_supports_the_devices_that_it_declares(monkeypatch):
     monkeypatch.setitem(dist.Backend.backend_capability, "carrier", ["cpu"])
     assert why_unsupported("gather", "carrier", "cpu") is None
     assert why_unsupported("gather", "carrier", "cuda") == "carrier has no tensors on cuda"
@@ -73,12 +73,12 @@ def test_a_test_is_skipped_by_the_table_of_its_cell(cell, skip_of, variables, de
         assert (skip_of(requirement).code, skip_of(requirement).msg) == (86, why)
 
 
-def test_backends_that_the_test_names_are_the_only_ones(cell):
+def test_only_the_given_backends_lack_the_operation(cell):
     cell(BACKEND="nccl")
     skip_unsupported("tags", on=["mpi"]).check()
 
 
-def test_our_suites_and_the_table_know_the_same():
+def test_the_suites_and_the_table_agree():
     declared = [
         (ast.literal_eval(node.args[0]), backend)
         for path in SUITES.rglob("*.py")

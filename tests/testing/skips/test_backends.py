@@ -15,7 +15,7 @@ def test_a_backend_that_torch_lacks_is_skipped(monkeypatch, skip_of):
     assert "ucc" in skip.msg
 
 
-def test_the_cells_backend_must_be_one_of_those_the_test_is_about(cell, skip_of):
+def test_the_cells_backend_must_be_one_of_the_given(cell, skip_of):
     cell(BACKEND="gloo")
     backend_skips.require_backend_in("nccl", "gloo").check()
     skip = skip_of(backend_skips.require_backend_in("nccl", "mpi"))
@@ -51,7 +51,7 @@ def test_ucc_and_mpi_can_be_required(monkeypatch, skip_of, name):
     assert skip_of(requirement).code == 72
 
 
-def test_any_one_of_several_backends_is_enough(monkeypatch, skip_of):
+def test_one_of_several_backends_is_enough(monkeypatch, skip_of):
     requirement = backend_skips.require_backend_available("nccl", "xccl")
     monkeypatch.setattr(dist, "is_backend_available", lambda name: name == "xccl")
     requirement.check()
@@ -91,7 +91,7 @@ def test_a_test_can_need_some_versions_of_nccl(requirement, is_met, skip_of):
 @pytest.mark.parametrize(
     "requirement", [backend_skips.require_nccl_version(2), backend_skips.skip_nccl_versions((2, 1), (2, 2))]
 )
-def test_without_nccl_its_version_is_no_question(monkeypatch, skip_of, requirement):
+def test_without_nccl_its_version_is_not_checked(monkeypatch, skip_of, requirement):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     assert skip_of(requirement).code == 76
 
@@ -101,7 +101,7 @@ def test_without_nccl_its_version_is_no_question(monkeypatch, skip_of, requireme
     [
         (backend_skips.require_nccl_version, TypeError, "such as 2, 27"),
         (lambda: backend_skips.require_nccl_version("2.27"), TypeError, "such as 2, 27"),
-        (lambda: backend_skips.skip_nccl_versions((2, 5), (2, 4)), ValueError, "older one first"),
+        (lambda: backend_skips.skip_nccl_versions((2, 5), (2, 4)), ValueError, "older version first"),
         (lambda: backend_skips.skip_nccl_versions("2.4", "2.5"), TypeError, "such as 2, 27"),
         (backend_skips.require_backend_in, TypeError, "names of backends"),
         (lambda: backend_skips.require_backend_in(["nccl"]), TypeError, "names of backends"),
@@ -109,6 +109,6 @@ def test_without_nccl_its_version_is_no_question(monkeypatch, skip_of, requireme
         (lambda: backend_skips.skip_unsupported("gather", on="gloo"), TypeError, r"on=\['gloo'\]"),
     ],
 )
-def test_wrong_arguments_are_an_error_that_says_what_is_right(make, error, words):
+def test_wrong_arguments_are_an_error_that_shows_a_correct_one(make, error, words):
     with pytest.raises(error, match=words):
         make()

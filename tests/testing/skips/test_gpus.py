@@ -18,7 +18,7 @@ def test_too_few_gpus_are_a_hardware_skip_with_torchs_code(skip_of, gpus, visibl
 
 
 @pytest.mark.parametrize(("visible", "needed", "code"), [(0, 16, 74), (8, 9, 85), (8, 16, 85), (64, 72, 85)])
-def test_the_number_that_was_asked_for_stays_with_the_skip(skip_of, gpus, visible, needed, code):
+def test_the_skip_states_the_number_of_gpus(skip_of, gpus, visible, needed, code):
     gpus(visible)
     skip = skip_of(gpu_skips.require_gpus(needed))
     assert (skip.code, skip.gpus_needed) == (code, needed)
@@ -32,12 +32,12 @@ def test_enough_gpus_are_no_skip(gpus, visible, needed):
     gpu_skips.require_gpus(needed).check()
 
 
-def test_the_reason_says_how_many_gpus_there_are(skip_of, gpus):
+def test_the_reason_states_the_number_of_gpus(skip_of, gpus):
     gpus(1)
     assert skip_of(gpu_skips.require_gpus(4)).msg == "fewer than 4 GPUs are visible: 1 of 4"
 
 
-def test_the_need_for_gpus_can_be_that_of_one_backend(gpus, cell, skip_of):
+def test_gpus_can_be_required_for_one_backend(gpus, cell, skip_of):
     gpus(0)
     requirement = gpu_skips.require_gpus(2, on="nccl")
     cell(BACKEND="gloo")
@@ -57,7 +57,7 @@ def test_a_test_can_need_gpus_or_none(gpus, skip_of, visible, code):
 
 
 @pytest.mark.parametrize(("visible", "code"), [(0, 74), (2, 80), (3, None)])
-def test_each_rank_of_a_node_may_need_a_gpu_of_its_own(gpus, cell, skip_of, visible, code):
+def test_each_rank_of_a_node_can_require_its_own_gpu(gpus, cell, skip_of, visible, code):
     gpus(visible)
     cell(WORLD_SIZE=6, LOCAL_WORLD_SIZE=3)
     if code is None:
@@ -85,7 +85,7 @@ def test_a_torch_without_torch_accelerator_counts_cuda(gpus, skip_of, monkeypatc
 
 
 @pytest.mark.parametrize(("visible", "blind", "code"), [(1, set(), 77), (3, set(), None), (3, {(2, 0)}, 79)])
-def test_every_pair_of_gpus_must_reach_each_other(request, monkeypatch, visible, blind, code):
+def test_every_pair_of_gpus_needs_peer_access(request, monkeypatch, visible, blind, code):
     gpus, skip_of = map(request.getfixturevalue, ("gpus", "skip_of"))
     gpus(visible)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) not in blind)
@@ -95,13 +95,13 @@ def test_every_pair_of_gpus_must_reach_each_other(request, monkeypatch, visible,
         assert skip_of(gpu_skips.require_peer_access).code == code
 
 
-def test_the_pair_that_cannot_is_named(gpus, skip_of, monkeypatch):
+def test_the_pair_without_peer_access_is_named(gpus, skip_of, monkeypatch):
     gpus(3)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) != (2, 0))
-    assert skip_of(gpu_skips.require_peer_access).msg.endswith("GPU 2 cannot read GPU 0")
+    assert skip_of(gpu_skips.require_peer_access).msg.endswith("GPU 2 cannot access the memory of GPU 0")
 
 
-def test_the_weakest_gpu_decides_about_compute_capability(gpus, skip_of, monkeypatch):
+def test_the_lowest_compute_capability_counts(gpus, skip_of, monkeypatch):
     gpus(2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(9, 0), (8, 6)][index])
     gpu_skips.require_compute_capability(8, 6).check()
@@ -129,7 +129,7 @@ def rocm(gpus, monkeypatch):
         gpu_skips.require_compute_capability(8),
     ],
 )
-def test_what_does_not_apply_to_this_rocm_is_skipped(requirement, skip_of):
+def test_tests_that_do_not_apply_to_this_rocm_are_skipped(requirement, skip_of):
     skip = skip_of(requirement)
     assert (skip.code, skip.kind) == (78, SkipKind.ENVIRONMENT)
 
@@ -148,7 +148,7 @@ def test_a_torch_without_rocm_is_not_skipped(requirement):
 
 
 def test_forgotten_parentheses_are_an_error():
-    with pytest.raises(TypeError, match="how many GPUs must be a whole number"):
+    with pytest.raises(TypeError, match="the number of GPUs must be an integer"):
 
         @gpu_skips.require_gpus
         def test_it(): ...

@@ -21,14 +21,14 @@ def test_a_module_that_is_not_installed_is_skipped_by_name(skip_of):
     assert "no module no_such_package" in skip.msg
 
 
-def test_a_module_that_is_broken_is_no_skip(tmp_path, monkeypatch):
+def test_a_module_that_fails_to_import_is_not_a_skip(tmp_path, monkeypatch):
     (tmp_path / "broken_by_us.py").write_text("raise ImportError('a symbol is missing')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match="a symbol is missing"):
         platform_skips.require_imports("broken_by_us").check()
 
 
-def test_a_condition_is_looked_at_when_the_test_runs(skip_of):
+def test_a_condition_is_evaluated_when_the_test_runs(skip_of):
     answers = iter([False, True])
     requirement = platform_skips.skip_when(lambda: next(answers), "the answer is yes")
     requirement.check()
@@ -36,7 +36,7 @@ def test_a_condition_is_looked_at_when_the_test_runs(skip_of):
     assert (skip.code, skip.msg) == (86, "the answer is yes")
 
 
-def test_a_reason_alone_skips_always(skip_of):
+def test_skip_because_always_skips(skip_of):
     skip = skip_of(platform_skips.skip_because("it needs a lab"))
     assert (skip.code, skip.msg) == (86, "it needs a lab")
 
@@ -46,11 +46,11 @@ def test_a_reason_alone_skips_always(skip_of):
     [
         (platform_skips.require_imports, "names of modules"),
         (lambda: platform_skips.require_imports(len), "names of modules"),
-        (lambda: platform_skips.skip_when(True, "so"), "give a function"),
-        (lambda: platform_skips.skip_when(lambda: True, " "), "reason in words"),
-        (lambda: platform_skips.skip_because(len), "reason in words"),
+        (lambda: platform_skips.skip_when(True, "so"), "must be a function"),
+        (lambda: platform_skips.skip_when(lambda: True, " "), "must be a non-empty string"),
+        (lambda: platform_skips.skip_because(len), "must be a non-empty string"),
     ],
 )
-def test_wrong_arguments_are_an_error_that_says_what_is_right(make, words):
+def test_wrong_arguments_are_an_error_that_shows_a_correct_one(make, words):
     with pytest.raises(TypeError, match=words):
         make()

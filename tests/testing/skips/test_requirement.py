@@ -8,7 +8,7 @@ from allranks.testing.skips import require_gpus, requirements_of, skip_if_small_
 
 pytest_plugins = ["pytester"]
 
-# Hypothesis' own plugin would be imported again for each pytest that these tests start, a second each time.
+# Each pytest that these tests start would import Hypothesis' plugin, which takes a second.
 BARE = ("-p", "no:hypothesispytest")
 PLUGIN = ("-p", "allranks.testing.fixtures", *BARE)
 
@@ -24,7 +24,7 @@ def test_a_detail_follows_the_reason():
     assert EnvironmentSkip(SkipCode.NO_NCCL, "a CPU wheel").msg == "this torch is built without NCCL: a CPU wheel"
 
 
-def test_a_detail_is_the_whole_reason_of_the_generic_code():
+def test_the_generic_code_has_only_the_detail_as_its_reason():
     assert EnvironmentSkip(SkipCode.GENERIC, "gloo has no such thing").msg == "gloo has no such thing"
 
 
@@ -49,14 +49,14 @@ def test_a_decorated_test_skips_when_it_is_called_and_not_before(cell):
         never()
 
 
-def test_requirements_are_looked_at_from_the_outermost_in():
+def test_requirements_are_checked_from_the_outside_in():
     outer, inner = skip_if_small_world_size(2), require_gpus(1)
     assert requirements_of(outer(inner(lambda: None))) == (outer, inner)
 
 
 @pytest.mark.parametrize("thing", [2, "test_it", None, object()])
-def test_what_is_no_test_cannot_be_decorated(thing):
-    with pytest.raises(TypeError, match="neither"):
+def test_only_tests_can_be_decorated(thing):
+    with pytest.raises(TypeError, match="decorates a test function or a class"):
         require_gpus(1)(thing)
 
 
@@ -125,7 +125,7 @@ def test_classes_and_test_cases_are_skipped_under_any_pytest(pytester, cell, opt
 
 
 @pytest.mark.parametrize("base", ["", "unittest.TestCase"])
-def test_with_the_plugin_a_class_is_skipped_before_anything_of_it_is_set_up(pytester, cell, base):
+def test_the_plugin_skips_a_class_before_any_setup(pytester, cell, base):
     cell()
     pytester.makepyfile(
         f"""
@@ -177,7 +177,7 @@ def test_a_plain_pytest_reports_the_reason_at_the_test(pytester, cell, options):
     result.stdout.fnmatch_lines(["SKIPPED [[]1] test_suite.py:3: the world is too small for this test: 1 of*"])
 
 
-def test_the_plugin_skips_a_decorated_test_before_its_fixtures_are_made(pytester, cell):
+def test_the_plugin_skips_a_decorated_test_before_its_fixtures_are_set_up(pytester, cell):
     cell()
     pytester.makepyfile(
         """

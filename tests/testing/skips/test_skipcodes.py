@@ -26,7 +26,7 @@ def torch_codes():
 
 @pytest.fixture
 def newer_torch(monkeypatch):
-    """A torch whose table lacks our 72, says 74 in other words, and has codes of its own."""
+    """A torch whose table has no code 72, a different reason for 74, and additional codes."""
     table = [
         TorchSkip("no_cuda", 74, "CUDA has left."),
         TorchSkip("multi-xpu-2", 95, "Two of those, please"),
@@ -55,22 +55,22 @@ def test_the_table_has_exactly_the_codes_of_the_installed_torch(torch_codes):
         *((f"multi-gpu-{n}", multi_gpu(n)) for n in range(1, 9)),
     ],
 )
-def test_each_code_means_what_torch_means_by_it(torch_codes, torch_name, code):
+def test_each_code_has_the_same_meaning_as_in_torch(torch_codes, torch_name, code):
     assert torch_codes[torch_name] == code
 
 
-def test_every_code_has_a_reason_of_its_own():
+def test_every_code_has_its_own_reason():
     assert len({reason(code) for code in SkipCode}) == len(SkipCode)
 
 
-def test_want_of_gpus_is_a_hardware_skip_and_all_else_an_environment_skip():
+def test_missing_gpus_are_a_hardware_skip_and_other_codes_an_environment_skip():
     hardware = {code.value for code in SkipCode if kind(code) is SkipKind.HARDWARE}
     environment = {code.value for code in SkipCode if kind(code) is SkipKind.ENVIRONMENT}
     assert hardware == {74, 75, 77, 79, 80, 81, 82, 83, 84, 85, 89}
     assert environment == {72, 73, 76, 78, 86, 87, 88}
 
 
-def test_more_gpus_than_torch_has_codes_for_are_the_last_code():
+def test_more_gpus_than_torch_has_codes_for_use_the_last_code():
     assert multi_gpu(9) is multi_gpu(8) is SkipCode.MULTI_GPU_8
 
 
@@ -90,7 +90,7 @@ def test_the_table_can_be_read_without_torch_and_pytest():
 
 
 @pytest.mark.parametrize("code", SkipCode)
-def test_the_installed_torchs_words_go_before_ours(code):
+def test_the_installed_torchs_reasons_take_precedence(code):
     assert reason_of_exit(code) == installed_skips()[code].message
 
 
@@ -104,20 +104,20 @@ def test_the_installed_torchs_words_go_before_ours(code):
         (96, "Not tonight", SkipKind.ENVIRONMENT),
     ],
 )
-def test_a_code_that_either_table_has_is_a_skip(status, words, of_kind):
+def test_a_code_in_either_table_is_a_skip(status, words, of_kind):
     assert (reason_of_exit(status), kind_of_exit(status)) == (words, of_kind)
 
 
 @pytest.mark.usefixtures("newer_torch")
 @pytest.mark.parametrize("status", [-11, -9, 0, 1, 2, 10, 71, 90, 97, 255, 74 - 256])
-def test_a_status_that_no_table_has_is_no_skip(status):
+def test_a_status_in_no_table_is_not_a_skip(status):
     assert reason_of_exit(status) is None
     with pytest.raises(ValueError, match=f"exit status {status} is not a skip"):
         kind_of_exit(status)
 
 
 @pytest.mark.parametrize("status", [-9, 0])
-def test_torchs_source_is_not_read_for_a_signal_or_a_good_end(monkeypatch, status):
+def test_torchs_source_is_not_read_for_a_signal_or_a_success(monkeypatch, status):
     monkeypatch.setattr(skip_codes, "installed_skips", None)
     assert reason_of_exit(status) is None
 
@@ -140,12 +140,12 @@ def test_torchs_source_is_not_read_for_a_signal_or_a_good_end(monkeypatch, statu
         ("Skipping test_x for following reason: no NCCL\n", None),
     ],
 )
-def test_the_sandcastle_line_is_known_where_it_is_a_line_of_its_own(stderr, expected):
+def test_the_sandcastle_message_is_recognized_only_on_its_own_line(stderr, expected):
     assert sandcastle_reason(stderr) == expected
 
 
-def test_the_line_is_the_one_that_torch_prints():
-    """Its two decorators, run from torch's own source: importing their module takes a second and more."""
+def test_the_message_is_the_one_that_torch_prints():
+    """torch's two decorators, executed from the source, because importing their module takes over a second."""
     program = """if True:
         import ast, functools, importlib.util, pathlib, sys
         torch = pathlib.Path(importlib.util.find_spec("torch").origin).parent

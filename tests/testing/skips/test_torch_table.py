@@ -20,7 +20,7 @@ def test_the_table_of_the_installed_torch_is_found():
 
 
 @pytest.mark.parametrize("annotation", ["", ": dict[str, TestSkip]"])
-def test_what_is_a_plain_literal_is_read_and_all_else_left_out(annotation):
+def test_only_literals_are_read_from_the_source(annotation):
     source = f"""
 import no_such_module
 raise SystemExit
@@ -37,7 +37,7 @@ TEST_SKIPS["five"] = TestSkip(94, "late")
 
 
 @pytest.mark.parametrize("source", ["", "TEST_SKIPS = build()", "this is no Python", "nul\0byte"])
-def test_a_source_of_another_form_has_no_skips(source):
+def test_a_source_with_a_different_structure_has_no_skips(source):
     assert list(parse_skips(source)) == []
 
 

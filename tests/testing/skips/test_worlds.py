@@ -24,7 +24,7 @@ def test_an_odd_world_is_skipped(cell, skip_of, world_size, skipped):
 
 
 @pytest.mark.parametrize(("world_size", "code"), [(1, 73), (3, None), (4, 86)])
-def test_an_exact_world_is_neither_smaller_nor_larger(cell, skip_of, world_size, code):
+def test_an_exact_world_size_is_neither_smaller_nor_larger(cell, skip_of, world_size, code):
     cell(WORLD_SIZE=world_size)
     requirement = world_skips.require_exact_world_size(3)
     if code is None:
@@ -32,7 +32,7 @@ def test_an_exact_world_is_neither_smaller_nor_larger(cell, skip_of, world_size,
     else:
         skip = skip_of(requirement)
         assert skip.code == code
-        assert f"{world_size} " in skip.msg
+        assert str(world_size) in skip.msg
 
 
 def test_the_two_names_for_a_minimum_mean_the_same(cell, skip_of):
@@ -44,6 +44,6 @@ def test_the_two_names_for_a_minimum_mean_the_same(cell, skip_of):
 
 @pytest.mark.parametrize("make", [world_skips.require_world_size, world_skips.require_exact_world_size])
 @pytest.mark.parametrize(("n", "error"), [(0, ValueError), ("2", TypeError), (True, TypeError), (len, TypeError)])
-def test_a_number_of_ranks_is_a_whole_number_from_one(make, n, error):
+def test_a_number_of_ranks_is_an_integer_of_at_least_one(make, n, error):
     with pytest.raises(error):
         make(n)

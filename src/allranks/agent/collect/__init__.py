@@ -1,1 +1,1 @@
-"""Imports torch and the suite: which tests there are, how each is run, and the process that forks ranks."""
+"""The process that imports torch, collects the suite and forks ranks."""

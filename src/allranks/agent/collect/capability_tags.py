@@ -1,4 +1,4 @@
-"""What tests show of a backend, by their markers: ``conformance(operation="all_reduce")``."""
+"""Tags that say which backend capability a test checks: the marker ``conformance(operation="all_reduce")``."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,12 +8,12 @@ from allranks.agent.marks import CONFORMANCE
 from allranks.agent.program import batches
 from allranks.protocol.records import Tagged
 
-_LONGEST = 60
-"""Characters of a value: it is the label of a row or a column."""
+_LONGEST_VALUE = 60
+"""Characters; a value labels a row or a column of the conformance report."""
 
 
 def tagged(items: Iterable[pytest.Item]) -> Iterator[Tagged]:
-    """The tags of tests that have some, with tests of equal tags together."""
+    """The tags of all tagged tests, grouped by equal tags."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for item in items:
         if tags := tags_of(item):
@@ -24,10 +24,10 @@ def tagged(items: Iterable[pytest.Item]) -> Iterator[Tagged]:
 
 
 def tags_of(item: pytest.Item) -> tuple[str, ...]:
-    """The tags of a test, each as ``name=value``: of two markers with one name for a value, the closest counts.
+    """The tags of a test as ``name=value``; if two markers set the same name, the closest one counts.
 
-    A value may name parameters of the test in braces (``feature="{reduction}"``). A parameter ``dtype`` is a tag of
-    its own.
+    A value may refer to parameters of the test in braces (``feature="{reduction}"``). A parameter called ``dtype``
+    becomes a tag automatically.
     """
     tags: dict[str, object] = {}
     for mark in reversed(list(item.iter_markers(CONFORMANCE))):
@@ -37,11 +37,11 @@ def tags_of(item: pytest.Item) -> tuple[str, ...]:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if "dtype" in parameters:
         tags.setdefault("dtype", parameters["dtype"])
-    return tuple(f"{name}={_told(value, parameters)}" for name, value in sorted(tags.items()))
+    return tuple(f"{name}={_format(value, parameters)}" for name, value in sorted(tags.items()))
 
 
-def _told(value: object, parameters: dict[str, object]) -> str:
+def _format(value: object, parameters: dict[str, object]) -> str:
     text = str(value).removeprefix("torch.")
-    for name, given in parameters.items():
-        text = text.replace(f"{{{name}}}", str(given))
-    return text[:_LONGEST]
+    for name, parameter in parameters.items():
+        text = text.replace(f"{{{name}}}", str(parameter))
+    return text[:_LONGEST_VALUE]

@@ -1,8 +1,8 @@
 """The fork server: the process of a job that imports torch and the suite, and forks ranks.
 
-It starts no thread, never initialises CUDA and never runs a test itself, so its forks are clean. The supervisor starts
-it by exec and asks it only to collect, to fork and to end, so it survives whatever importing the suite does here. The
-supervisor adopts the forked ranks at once.
+It starts no threads, never initializes CUDA and never runs a test itself, so its forks start in a clean state. It is a
+separate process, so code that runs when the suite is imported cannot harm the supervisor. The supervisor is a
+subreaper, and becomes the parent of the forked ranks immediately.
 """
 
 import faulthandler
@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from typing import BinaryIO, NoReturn
 
 from allranks.agent import clock, evidence, linux
@@ -39,7 +40,11 @@ class Supervisor:
         self._handover = handover
 
     def write(self, reply: Reply) -> None:
-        """Send a message; if the supervisor is gone, this process ends."""
+        """Send a message to the supervisor.
+
+        Raises:
+            BrokenPipeError: The supervisor is gone.
+        """
         self._control.sendall(encode_message(reply))
 
     def next_request(self) -> Request:
@@ -50,27 +55,24 @@ class Supervisor:
         return parse_request(line)
 
     def start_ranks(self, ranks: Iterable[int], rank_main: RankMain) -> None:
-        """Receive the descriptors of ranks, fork the ranks, and report their process ids.
-
-        The supervisor, a subreaper, becomes their parent.
-        """
-        ends: list[tuple[int, ...]] = []
+        """Receive the file descriptors of the ranks, fork the ranks, and report their process ids."""
+        descriptors: list[tuple[int, ...]] = []
         for _ in ranks:
-            _, descriptors, _, _ = socket.recv_fds(self._handover, 16, 4)
-            for descriptor in descriptors:
+            _, received, _, _ = socket.recv_fds(self._handover, 16, 4)
+            for descriptor in received:
                 os.set_inheritable(descriptor, False)
-            ends.append(tuple(descriptors))
-        reply = self._fork_all(ranks, ends, rank_main)
-        for descriptor in (descriptor for each in ends for descriptor in each):
+            descriptors.append(tuple(received))
+        reply = self._fork_all(ranks, descriptors, rank_main)
+        for descriptor in chain.from_iterable(descriptors):
             os.close(descriptor)
         self.write(reply)
 
-    def _fork_all(self, ranks: Iterable[int], ends: list[tuple[int, ...]], rank_main: RankMain) -> Forked:
+    def _fork_all(self, ranks: Iterable[int], descriptors: list[tuple[int, ...]], rank_main: RankMain) -> Forked:
         own, pids = (self._control.fileno(), self._handover.fileno()), list[int]()
         try:
-            for number, mine in zip(ranks, ends, strict=True):
-                others = [*own, *(descriptor for each in ends if each is not mine for descriptor in each)]
-                pids.append(fork_rank(number, mine, rank_main, others))
+            for rank, kept in zip(ranks, descriptors, strict=True):
+                others = chain.from_iterable(group for group in descriptors if group is not kept)
+                pids.append(fork_rank(rank, kept, rank_main, [*own, *others]))
         except OSError as error:
             for pid in pids:
                 linux.signal_process(pid, signal.SIGKILL)
@@ -93,13 +95,13 @@ def main(arguments: list[str]) -> NoReturn:
         os._exit(1)
     if os.getppid() != start.supervisor:
         os._exit(1)
-    # Ranks would inherit buffered text and print it as their own, and a killed process would lose it.
+    # Ranks would inherit buffered output and print it again, and a killed process would lose it.
     _streams = rank_setup.unbuffer_output()
     stacks = os.fdopen(evidence.open_end(start.folders.results / STACKS), "ab")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
-    # Imported and collected objects live as long as the job: scanning them for garbage would only cost time
-    # and, in the forks, memory. Ranks turn the collector on again.
+    # Imported and collected objects exist as long as the job. Scanning them for garbage would only cost time and, in
+    # the forks, memory. Ranks turn the collector on again.
     gc.disable()
     rank_setup.announce_exits()
     supervisor = Supervisor(control, lines, handover, start.supervisor)
@@ -113,7 +115,7 @@ def main(arguments: list[str]) -> NoReturn:
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
-    # With torch loaded, a regular interpreter exit takes a tenth of a second and can hang; everything is reported.
+    # With torch loaded, a regular interpreter exit takes 0.1 s and can hang. Everything has been reported by now.
     rank_setup.announce_and_exit(status)
 
 
@@ -121,19 +123,19 @@ def _report(supervisor: Supervisor, error: BaseException) -> None:
     text = traceback.format_exc()
     with suppress(OSError):
         if isinstance(error, ImportError) and error.name:
-            message = f"the Python of this job cannot import {error.name}: {error}"
+            message = f"this job's Python cannot import {error.name}: {error}"
             supervisor.write(AgentFailed(message=message, kind=FailureKind.CANNOT_IMPORT))
         elif isinstance(error, RecordError):
-            supervisor.write(AgentFailed(message=f"what the supervisor asked for {error}", text=text))
+            supervisor.write(AgentFailed(message=f"the supervisor's request {error}", text=text))
         else:
-            supervisor.write(AgentFailed(message="the fork server broke down", text=text))
+            supervisor.write(AgentFailed(message="internal error in the fork server", text=text))
 
 
 def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
-    """Import torch, collect the suite, and fork ranks as long as the supervisor asks; the exit status."""
+    """Import torch, collect the suite, and serve the supervisor's requests; returns the exit status."""
     version = _import_torch(supervisor)
     if not is_torch_of(config.torch, version):
-        message = f"the matrix file states torch {config.torch}, and the Python of this job has torch {version}"
+        message = f"the matrix file requires torch {config.torch}, but this job's Python has torch {version}"
         supervisor.write(AgentFailed(message=message, kind=FailureKind.OTHER_TORCH))
         return 1
     if config.check_gpus:
@@ -160,18 +162,18 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
 
 def _import_torch(supervisor: Supervisor) -> str:
     began = clock.monotonic()
-    import torch  # noqa: PLC0415 - imported here, and first, so that the record has its time
+    import torch  # noqa: PLC0415 - imported here, before anything else, to measure the import
 
     supervisor.write(Imported(seconds=round(clock.monotonic() - began, 6), torch=str(torch.__version__)))
     return str(torch.__version__)
 
 
-def is_torch_of(wanted: str, found: str) -> bool:
-    """Whether an installed torch is the stated one, by PEP 440; a local version (``+cpu``) counts only if stated."""
+def is_torch_of(required: str, installed: str) -> bool:
+    """Compare two versions of torch by PEP 440; a local version (``+cpu``) counts only if it is required."""
     from torch.torch_version import TorchVersion  # noqa: PLC0415 - needs torch
 
-    public = found if "+" in wanted else found.partition("+")[0]
-    return not wanted or bool(TorchVersion(public) == wanted)
+    public = installed if "+" in required else installed.partition("+")[0]
+    return not required or bool(TorchVersion(public) == required)
 
 
 if __name__ == "__main__":

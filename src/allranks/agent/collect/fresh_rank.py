@@ -1,7 +1,7 @@
-"""A rank that is no fork: it imports torch, and the files of its tests, again.
+"""A rank in a new Python process, which imports torch and the test files again.
 
-The import of those files, or a hook that ran before, starts threads, which no fork would have. The fork server forks as
-ever, so that the supervisor sees no difference, and the fork becomes a new Python.
+It is needed if importing those files, or a hook that ran earlier, starts threads: a fork would not have them. The fork
+server forks as usual, so the supervisor sees no difference, and then the fork executes a new Python.
 """
 
 import faulthandler
@@ -30,18 +30,18 @@ _LOG = "agent.log"
 
 @dataclass(frozen=True, kw_only=True)
 class FreshRank:
-    """What the new Python has to know."""
+    """The data that the fork passes to the new Python."""
 
-    start: ServerStart  # what the fork server knows of the job
+    start: ServerStart
     request: StartRanks
     rank: int
-    connection: int  # descriptor of its connection
-    board: int  # descriptor of its call log
-    digests: Mapping[str, str]  # the digests of the parameter values of its tests, by node id
+    connection: int  # file descriptor of the connection to the supervisor
+    board: int  # file descriptor of the call log
+    digests: Mapping[str, str]  # digests of the tests' parameter values, by node id
 
 
 def become_fresh(rank: FreshRank) -> NoReturn:
-    """Replace this fork by a new Python that becomes the rank. Never returns."""
+    """Replace this fork with a new Python that becomes the rank. Never returns."""
     rank_setup.bind_to_parent(rank.start.supervisor)
     file = os.memfd_create("rank")
     linux.write_all(file, encode_line(rank))
@@ -55,7 +55,7 @@ def become_fresh(rank: FreshRank) -> NoReturn:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Become the rank that is described on a descriptor."""
+    """Read the rank's data from the file descriptor in ``arguments``, and become the rank."""
     with os.fdopen(int(arguments[0]), "rb") as file:
         rank = decode_line(file.read(), by_name((FreshRank,)))
     stacks = os.fdopen(evidence.open_end(rank.request.results / f"rank-{rank.rank}.stacks.txt"), "ab")
@@ -75,14 +75,14 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 class Failures(Supervisor):
-    """Stands for the connection to the supervisor, which the fork server holds: keeps what goes wrong."""
+    """Collects error messages in place of the supervisor connection, which only the fork server has."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.texts: list[str] = []
 
     def write(self, reply: Reply) -> None:
-        """Keep a failure; all else the fork server has reported."""
+        """Keep an error message; the fork server has already reported everything else."""
         if isinstance(reply, CollectionFailed):
             self.texts.append(reply.text)
         elif isinstance(reply, AgentFailed):
@@ -90,7 +90,7 @@ class Failures(Supervisor):
 
 
 def _collect(rank: FreshRank, failures: Failures) -> None:
-    """Collect the files of the gang, and run as its rank; returns only if that fails."""
+    """Collect the gang's files, and run as the rank; returns only if that fails."""
     outputs = [os.dup(1), os.dup(2)]
     log = evidence.open_end(rank.start.folders.results / _LOG)
     for target in (1, 2):
@@ -106,7 +106,7 @@ def _collect(rank: FreshRank, failures: Failures) -> None:
 def _report(rank: FreshRank, texts: Sequence[str]) -> None:
     text = "\n".join(texts)
     lines = [line for line in text.splitlines() if line.strip()]
-    message = f"the files of this test could not be imported again, in a process of their own: {''.join(lines[-1:])}"
+    message = f"the test's files could not be imported again in a new process: {''.join(lines[-1:])}"
     phase = Phase(
         when="setup",
         outcome=Outcome.ERRORED,

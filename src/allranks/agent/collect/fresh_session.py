@@ -1,4 +1,4 @@
-"""The pytest session of a rank that is no fork: it collects the gang's files, and becomes the rank."""
+"""The pytest session of a rank in a new process: it collects the gang's files, and becomes the rank."""
 
 import os
 import sys
@@ -18,10 +18,10 @@ from allranks.protocol.parameter_values import REMEDY, changes
 
 
 class FreshSession(ServerPlugin):
-    """Collects as the fork server has, but only the gang's files, and runs as a rank.
+    """Collects only the gang's files, and then runs as a rank.
 
     Args:
-        outputs: Descriptors that become its standard output and error when it has collected.
+        outputs: File descriptors that become its standard output and error after collection.
     """
 
     def __init__(self, rank: FreshRank, failures: Failures, outputs: Sequence[int]) -> None:
@@ -30,46 +30,43 @@ class FreshSession(ServerPlugin):
         self._outputs = outputs
         self._numbers = {nodeid: number for number, nodeid in rank.request.fresh.items()}
         self._code = rank.start.folders.code
-        self._wanted = {self._code / nodeid.partition("::")[0] for nodeid in self._numbers}
+        self._files = {self._code / nodeid.partition("::")[0] for nodeid in self._numbers}
 
     def run(self) -> None:
-        """Collect, and be the rank; returns only if that fails."""
+        """Collect, and run as the rank; returns only if that fails."""
         os.chdir(self._code)
         with watch_for_sandcastle_skips():
             pytest.main(self.arguments, plugins=[self])
 
     def _separate(self, config: pytest.Config) -> None:
-        """Give this rank its own paths, and leave the cache alone, which the fork server has cleared if it was to."""
+        """Give this rank its own paths; the fork server has already handled ``--cache-clear``."""
         self._paths.replace(config, process_of_rank(self._rank.request.gang, self._rank.rank))
         config.option.cacheclear = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
-        """Keep the coverage data of other ranks, which a new session would delete."""
+        """Keep the other ranks' coverage data, which a new session would delete."""
         early_config.known_args_namespace.cov_append = True
         self._measurement.begin(early_config)
         return (yield)
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Leave out the files of other tests."""
-        return True if collection_path not in self._wanted and collection_path.is_file() else None
+        """Ignore the files of other tests."""
+        return True if collection_path not in self._files and collection_path.is_file() else None
 
-    def _look_at_process(self, nodeid: str, cause: str) -> None:
-        """Accept any thread: this process does not fork."""
+    def _check_fork_safety(self, nodeid: str, cause: str) -> None:
+        """Do nothing: this process does not fork, so it may have threads."""
 
-    def _keep_own_share(self, session: pytest.Session) -> None:
-        """The fork server has chosen the tests."""
-
-    def _keep_what_runs_again(self, session: pytest.Session) -> None:
-        """The fork server has chosen the tests."""
+    def _select(self, session: pytest.Session) -> None:
+        """Do nothing: the fork server has already selected the tests."""
 
     def _report_collection(self) -> None:
-        """Compare the parameters with those in the fork server, which has reported its collection."""
+        """Compare the parameter values with the fork server's, which has already reported the collection."""
         if other := changes(self._rank.digests, self._digests).other_values:
             self._fail(
                 other[0],
-                "This rank is a process of its own, and has other parameter values than the process that collected "
-                f"the suite: {named(other)}. {REMEDY}",
+                "This rank runs in a new process, and its parameter values differ from those in the process that "
+                f"collected the suite: {named(other)}. {REMEDY}",
             )
 
     def _serve(self, session: pytest.Session) -> None:
@@ -88,9 +85,9 @@ class FreshSession(ServerPlugin):
 
 
 def _finish(session: pytest.Session, own: int) -> int:
-    """Call ``pytest_sessionfinish`` of conftest files: what they have started for this process, they end.
+    """Call ``pytest_sessionfinish`` in conftest files, so that they stop what they started in this process.
 
-    Returns the exit status that they have set, or left with; `own` is that of this rank.
+    Returns the exit status that they set or exited with, by default `own`, the rank's own status.
     """
     manager = session.config.pluginmanager
     others = [plugin for plugin in manager.get_plugins() if not _is_conftest(plugin)]

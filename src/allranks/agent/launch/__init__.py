@@ -1,1 +1,1 @@
-"""Tests that start their own ranks, and torch's classes of such tests."""
+"""Multi-process tests: tests that start their own ranks, and adapters for torch's and DeepSpeed's classes of them."""

@@ -1,4 +1,4 @@
-"""Ranks that a test starts itself: forks of the launching process, which supervises them."""
+"""Starts and supervises the ranks of a multi-process test, which are forks of the launching process."""
 
 import os
 import unittest
@@ -24,7 +24,7 @@ from allranks.agent.gangs.local_ranks import (
     stack_files,
 )
 from allranks.agent.job_end import JobEnd
-from allranks.agent.launch.launched_rank import LaunchedRank, Place, RankTerms, be_launched_rank
+from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions, RankSpec, be_launched_rank
 from allranks.agent.orphans import KilledOrphan, Mark
 from allranks.agent.output import Output
 from allranks.agent.rank.imports import preload
@@ -33,132 +33,103 @@ from allranks.agent.record_stream import Journal
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome
 
-Excuse = Callable[[int, int], bool]
-"""Returns whether the test expects the end of a process, given its rank and exit status."""
+ExpectsExit = Callable[[int, int], bool]
+"""Given a rank and its exit status, returns whether the test expects this exit."""
 
 
-def excuse_nothing(_rank: int, _status: int) -> bool:
-    """Treat any end of a rank in mid-test as a crash."""
+def expect_no_exit(_rank: int, _status: int) -> bool:
+    """Treat every exit of a rank during a test as a crash."""
     return False
 
 
-def _ignore_release(_world_size: int) -> None:
-    """Do nothing: without a supervisor, only the launching process enforces time limits."""
-
-
-def _ignore_quit() -> None:
-    """Do nothing: the debugger of a session without an agent ends that session itself."""
+def _ignore(*_: object) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchTerms:
-    """How one launcher test is run."""
+class LaunchOptions:
+    """How one multi-process test is run."""
 
     nodeid: str
-    limit: TimeLimit  # its time limit for the ranks
+    limit: TimeLimit  # time limit of the ranks
     may_disagree: bool = False  # some ranks may skip while others run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workplace:
-    """Where ranks are launched from."""
+class LaunchServices:
+    """The services that an agent, or a plain test runner, provides to launched ranks."""
 
     results: Path  # folder of the ranks' files
-    journal: Journal  # receives their outcomes
+    journal: Journal  # receives the ranks' outcomes
     limits: TimeLimits
-    show: Callable[[Mapping[int, Output]], None]  # receives each rank's output after a step
-    # Called with the number of ranks when they get a test: its time limit starts then.
-    tell_release: Callable[[int], None] = _ignore_release
-    tell_quit: Callable[[], None] = _ignore_quit  # called when the user has quit a debugger in a rank
-    echo: Echo | None = None  # receives each line that a rank prints, at once; None for no echo
-    code: Path | None = None  # the folder to which paths in messages are relative
+    show_output: Callable[[Mapping[int, Output]], None] = _ignore  # called with each rank's output after a step
+    # Called with the number of ranks when they start a test, which starts the test's time limit.
+    on_release: Callable[[int], None] = _ignore
+    on_quit: Callable[[], None] = _ignore  # called when the user has quit a debugger in a rank
+    echo: Echo | None = None  # called immediately with each line that a rank prints
+    code: Path | None = None  # paths in messages are relative to this folder
 
 
 class Launch:
-    """The ranks of a launcher test, or of a class of such tests, from their fork to their end."""
+    """The ranks of a multi-process test, or of a class of such tests, from their start to their end."""
 
     def __init__(
-        self, workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int], first: LaunchTerms
+        self, services: LaunchServices, world_size: int, work: Callable[[LaunchedRank], int], first: LaunchOptions
     ) -> None:
         self.world_size = world_size
-        self._workplace = workplace
-        self._last = first
+        self.last = first  # the test that the ranks started last
+        self._services = services
         self._is_closed = False
         self._resources = ExitStack()
         with ExitStack() as resources:
             resources.enter_context(linux.adopting_orphans())
             never = JobEnd()
             resources.callback(never.close)
-            self._ranks = _start_ranks(workplace, world_size, work)
-            self._gang = _lead(self._ranks, workplace.limits, never)
+            self.ranks = _start_ranks(services, world_size, work)
+            self._gang = _lead(self.ranks, services.limits, never)
             self._resources = resources.pop_all()
 
-    @property
-    def pids(self) -> Sequence[int]:
-        """The process ids of the ranks."""
-        return self._ranks.pids
-
-    @property
-    def last(self) -> LaunchTerms:
-        """The last test that the ranks got."""
-        return self._last
-
-    def excused_status(self, rank: int) -> int | None:
-        """The exit status of a rank that ended as the test expects; None if it did not."""
-        return self._ranks.excused.get(rank)
-
-    def exit_status(self, rank: int) -> int | None:
-        """The exit status of a rank, negative for a signal; None while it lives."""
-        return self._ranks.exit_status(rank)
-
-    def wait_for_end(self, rank: int, timeout: float | None) -> None:
-        """Wait until the process of a rank has ended; :meth:`wait` tells what that means for the test."""
-        self._ranks.wait_for_end(rank, timeout)
-
-    def signal(self, rank: int, number: int) -> None:
-        """Send a signal to a rank, if it lives."""
-        self._ranks.signal(rank, number)
-
     def start(self) -> Step:
-        """Wait until each rank is ready; if one could not start, or skipped, that is the outcome of the first test."""
+        """Wait until all ranks are ready. If one fails or skips, that becomes the outcome of the first test."""
         step = self._supervise(self._gang.start)
         first = step.primary_failure or step.first_skip
         if first is None:
             return step
         failed = failed_start(step, first)
-        self.release(self._last)
+        self.release(self.last)
         self._record(failed)
         return failed
 
-    def wait(self, excuse: Excuse = excuse_nothing) -> Step:
-        """Wait for one report of each rank, all of which run their only test without a command."""
-        self._ranks.excuse, self._ranks.nodeid = excuse, self._last.nodeid
-        step = self._supervise(lambda: self._gang.watch(self._deadlines(self._last), self._last.nodeid))
+    def wait(self, expects_exit: ExpectsExit = expect_no_exit) -> Step:
+        """Wait until each rank has reported its only test, which it starts without a command."""
+        self.ranks.expects_exit, self.ranks.nodeid = expects_exit, self.last.nodeid
+        step = self._supervise(lambda: self._gang.watch(self._deadlines(self.last), self.last.nodeid))
         self._record(step)
         return step
 
-    def run(self, terms: LaunchTerms, index: int) -> Step:
-        """Have each rank run the test with this index, which both sides know, wait for all, and compare their calls."""
-        self.release(terms)
-        step = self._supervise(
-            lambda: self._gang.run(RunTest(index=index, nodeid=terms.nodeid, following=None), self._deadlines(terms))
-        )
+    def run(self, options: LaunchOptions, index: int) -> Step:
+        """Run a test in all ranks, wait for them, and compare their calls; `index` identifies the test in the ranks."""
+        self.release(options)
+        command = RunTest(index=index, nodeid=options.nodeid, following=None)
+        step = self._supervise(lambda: self._gang.run(command, self._deadlines(options)))
         step.compare_calls()
         self._record(step)
         return step
 
     def end(self) -> Step:
-        """Have each rank tear down and leave; only errors are recorded, under the last test."""
+        """Make all ranks tear down and exit; only errors are recorded, for the last test."""
         step = self._supervise(self._gang.end)
         if step.primary_failure is not None:
             self._record(step)
         return step
 
     def close(self) -> Sequence[KilledOrphan]:
-        """Stop all live ranks and release all resources; a second call does nothing.
+        """Stop the running ranks and release all resources; a second call does nothing.
 
-        Modules that ranks imported late are preloaded for the ranks of the next launch. Returns processes that outlived
-        the rank that started them, and were killed.
+        Modules that ranks imported during their tests are preloaded for the ranks of the next launch.
+
+        Returns:
+            Processes that outlived the rank that started them, and were killed.
         """
         if self._is_closed:
             return []
@@ -168,84 +139,86 @@ class Launch:
         preload(self._gang.imported)
         return left
 
-    def release(self, terms: LaunchTerms) -> None:
-        """Note that the ranks run this test from now on."""
-        self._last = terms
-        self._workplace.tell_release(self.world_size)
+    def release(self, options: LaunchOptions) -> None:
+        """Report that the ranks start this test."""
+        self.last = options
+        self._services.on_release(self.world_size)
 
-    def _deadlines(self, terms: LaunchTerms) -> Deadlines:
-        skip = None if terms.may_disagree else SKIP_GRACES * self._workplace.limits.peer_grace
-        return Deadlines(limit=terms.limit, skip=skip)
+    def _deadlines(self, options: LaunchOptions) -> Deadlines:
+        skip = None if options.may_disagree else SKIP_GRACES * self._services.limits.peer_grace
+        return Deadlines(limit=options.limit, skip=skip)
 
     def _supervise(self, wait: Callable[[], Step]) -> Step:
         try:
             return wait()
         except BaseException as error:
-            # A time-out plugin or Ctrl-C can raise anywhere in the launching process.
+            # A timeout plugin or Ctrl-C can raise anywhere in the launching process.
             step = self._gang.abort(f"aborted by the launching process: {error!r}")
             self._record(_as_consequence(step))
             raise
 
     def _record(self, step: Step) -> None:
-        outputs = self._gang.take_output(self._last.nodeid)
-        for record in outcome_records(step, self._last.nodeid, self.world_size, outputs):
-            self._workplace.journal.write(record)
-        self._workplace.show(outputs)
+        outputs = self._gang.take_output(self.last.nodeid)
+        for record in outcome_records(step, self.last.nodeid, self.world_size, outputs):
+            self._services.journal.write(record)
+        self._services.show_output(outputs)
         if self._gang.has_quit:
-            self._workplace.tell_quit()
+            self._services.on_quit()
 
 
-def _as_consequence(broken_off: Step) -> Step:
-    """A step that the launching process aborted: the aborts of its ranks are consequences of its own error."""
+def _as_consequence(aborted: Step) -> Step:
+    """Mark the aborts of ranks as consequences of the launching process's own error."""
     outcomes = [
-        replace(each, consequence=True) if each.outcome is Outcome.ABORTED else each for each in broken_off.outcomes
+        replace(outcome, consequence=True) if outcome.outcome is Outcome.ABORTED else outcome
+        for outcome in aborted.outcomes
     ]
-    return replace(broken_off, outcomes=outcomes)
+    return replace(aborted, outcomes=outcomes)
 
 
-def _start_ranks(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int]) -> "_LaunchedRanks":
+def _start_ranks(services: LaunchServices, world_size: int, work: Callable[[LaunchedRank], int]) -> "LaunchedRanks":
     mark, parent = Mark.of_launch(), os.getpid()
 
     def rank_main(rank: int, connection: int, board: int) -> NoReturn:
-        place = Place(
+        spec = RankSpec(
             rank=rank,
             world_size=world_size,
-            results=workplace.results,
+            results=services.results,
             connection=connection,
             board=board,
             parent=parent,
         )
-        be_launched_rank(place, work, mark.environment(rank))
+        be_launched_rank(spec, work, mark.environment(rank))
 
     flush_output()
-    stacks = stack_files(workplace.results, range(world_size))
+    stacks = stack_files(services.results, range(world_size))
     with warnings.catch_warnings():
-        # Python 3.12 warns about forking with threads. The danger is held locks, and a rank takes none of its parent's.
+        # Python 3.12 warns about forks of processes with threads, which may hold locks. A rank uses no such lock.
         warnings.simplefilter("ignore", DeprecationWarning)
-        processes = fork_ranks(range(world_size), rank_main, workplace.echo)
-    return _LaunchedRanks(processes, workplace, mark, stacks)
+        processes = fork_ranks(range(world_size), rank_main, services.echo)
+    return LaunchedRanks(processes, services, mark, stacks)
 
 
-class _LaunchedRanks(LocalRanks):
-    """Ranks of a launcher test: their parent may have other children, and the test may expect certain exits."""
+class LaunchedRanks(LocalRanks):
+    """Ranks of a multi-process test, whose parent may have other children, and which may expect certain exits."""
 
     def __init__(
-        self, processes: Sequence[RankProcess], workplace: Workplace, mark: Mark, stacks: Mapping[int, StackFile]
+        self, processes: Sequence[RankProcess], services: LaunchServices, mark: Mark, stacks: Mapping[int, StackFile]
     ) -> None:
-        super().__init__(processes, workplace.results, self._left_by, stacks=stacks, mark=mark, code=workplace.code)
+        super().__init__(processes, services.results, self._left_by, stacks=stacks, mark=mark, code=services.code)
         self._own_mark = mark
         self.nodeid = ""
-        self.excuse: Excuse = excuse_nothing  # decides which exits the test expects
-        self.excused: dict[int, int] = {}  # the exit status of each rank that ended so
+        self.expects_exit: ExpectsExit = expect_no_exit
+        self.expected_exits: dict[int, int] = {}  # the exit status of each rank that exited as expected
 
     def exit_status(self, rank: int) -> int | None:
-        """See :meth:`Launch.exit_status`; the gang still has to reap the process."""
+        """The exit status of a rank, negative for a signal; None while it is running."""
         process = self._processes[rank]
         if process.exit_status is not None:
             return process.exit_status
         try:
+            # WNOWAIT: the gang reaps the process later.
             end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        except ChildProcessError:  # code of the test has waited for it
+        except ChildProcessError:  # the test has waited for the process
             return UNKNOWN_STATUS
         if end is None:
             return None
@@ -255,42 +228,44 @@ class _LaunchedRanks(LocalRanks):
         self._processes[rank].signal(number)
 
     def wait_for_end(self, rank: int, timeout: float | None) -> None:
+        """Wait until the process of a rank has ended, at most `timeout` seconds."""
         process = self._processes[rank]
         if process.exit_status is None:
             linux.is_readable(process.pidfd, timeout)
 
     def _read_exit(self, rank: RankProcess) -> Sequence[RankEvent]:
-        return [each for event in super()._read_exit(rank) for each in self._with_excuse(event)]
+        return [result for event in super()._read_exit(rank) for result in self._with_expected_pass(event)]
 
-    def _with_excuse(self, event: RankEvent) -> Sequence[RankEvent]:
+    def _with_expected_pass(self, event: RankEvent) -> Sequence[RankEvent]:
+        """Turn an expected exit into a pass."""
         if isinstance(event, RankReport) or not self._is_expected(event):
             return [event]
         passed = StepEnded(nodeid=self.nodeid)
         return [RankReport(rank=event.rank, message=passed, at=event.at), event]
 
     def _is_expected(self, rank_exit: RankExit) -> bool:
-        if rank_exit.status is None or rank_exit.kill_reason or not self.excuse(rank_exit.rank, rank_exit.status):
+        if rank_exit.status is None or rank_exit.kill_reason or not self.expects_exit(rank_exit.rank, rank_exit.status):
             return False
-        self.excused[rank_exit.rank] = rank_exit.status
+        self.expected_exits[rank_exit.rank] = rank_exit.status
         return True
 
     def _left_by(self, pids: Collection[int]) -> Collection[int]:
-        """Processes that the ranks left behind; not other children of this process: a test may have started some."""
+        """Processes that the ranks left behind, without other children of this process that the test started."""
         return [pid for pid in linux.children() - set(pids) if self._own_mark.covers(pid, pids)]
 
 
 class _LaunchedGang(Gang):
-    """Ranks that start their only test without a command."""
+    """A gang whose ranks start their only test without a command."""
 
     def watch(self, deadlines: Deadlines, nodeid: str) -> Step:
-        """Wait for one report of each rank on a test."""
+        """Wait until each rank has reported the test."""
         self.ranks_may_leave = True
         return self._supervise(deadlines, Step(nodeid=nodeid))
 
 
-def _lead(ranks: _LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
+def _lead(ranks: LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
     try:
-        # Always allowed here: the supervisor of this process has its own limits, so a held rank cannot block the job.
+        # The supervisor enforces its own limits on this process, so a rank held by a debugger cannot block the job.
         return _LaunchedGang([ranks], limits=limits, end=end, may_be_debugged=True)
     except BaseException:
         ranks.stop(ranks.ranks, Stop.KILL)
@@ -299,13 +274,13 @@ def _lead(ranks: _LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGa
 
 
 class LaunchContext(Protocol):
-    """What the runner of a launcher test provides: an agent, or a plain pytest or unittest."""
+    """Connects multi-process tests to their runner: an agent, or plain pytest or unittest."""
 
-    def workplace(self) -> AbstractContextManager[Workplace]:
-        """Where the ranks of a test are launched from, for as long as they live."""
+    def services(self) -> AbstractContextManager[LaunchServices]:
+        """Provide the services for ranks, which must end within the ``with`` block."""
 
-    def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
-        """How the running test is run, for the launching process."""
+    def launch_options(self, case: unittest.TestCase) -> LaunchOptions:
+        """The options of the running test for the launching process."""
 
-    def rank_terms(self, nodeid: str) -> RankTerms:
-        """A test for its ranks; called in a rank."""
+    def rank_options(self, nodeid: str) -> RankOptions:
+        """The options of a test for its ranks; called in a rank."""

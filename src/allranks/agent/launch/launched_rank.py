@@ -1,4 +1,4 @@
-"""A rank that a test has started itself: a fork of the launching process, and what it reports."""
+"""A rank of a multi-process test: a fork of the launching process, and its reports."""
 
 import gc
 import os
@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 import torch
 from _pytest._code import Traceback
+from torch import distributed as dist
 
 from allranks.agent.call_log import CallLog, Wait, map_log
 from allranks.agent.channel import Command, PhasesEnded, RankEnd, StepEnded
@@ -26,67 +27,67 @@ from allranks.protocol.tracebacks import headline
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankTerms:
-    """What ranks need to know about one test."""
+class RankOptions:
+    """The options of one test for its ranks."""
 
     nodeid: str
     seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """One rank's place among the ranks that are started together."""
+class RankSpec:
+    """The parameters of one rank."""
 
     rank: int
     world_size: int
     results: Path
-    connection: int  # descriptor of its end of the connection to the launching process
-    board: int  # descriptor of its call log
+    connection: int  # file descriptor of the connection to the launching process
+    board: int  # file descriptor of the call log
     parent: int  # process id of the launching process
 
 
 class LaunchedRank:
     """Reports a rank's outcomes to the launching process, and receives commands from it."""
 
-    def __init__(self, place: Place) -> None:
-        self.number = place.rank
-        self.world_size = place.world_size
-        self._connection = RankEnd(place.connection)
-        self._running: RankTerms | None = None
+    def __init__(self, spec: RankSpec) -> None:
+        self.number = spec.rank
+        self.world_size = spec.world_size
+        self._connection = RankEnd(spec.connection)
+        self._running: RankOptions | None = None
         self._began = 0.0
         self._reported: Exception | None = None
         self._wait: Wait | None = None
         self._imports = ImportWatch()
-        self._calls = CallCounter(CallLog(map_log(place.board)), place.world_size)
+        self._calls = CallCounter(CallLog(map_log(spec.board)), spec.world_size)
         rank_setup.announce_to(self._connection)
-        debugging.set_rank(place.rank)
+        debugging.set_rank(spec.rank)
 
     def start(self, body: Callable[[], object]) -> bool:
-        """Run the set-up before the first test; its errors are this rank's. Returns whether it passed."""
+        """Run the setup before the first test, and report its errors; returns whether it passed."""
         phase, error = _attempt("setup", body, self._note)
         if phase.outcome is not Outcome.PASSED:
             self._report("", phase, error)
         self._conclude("", phase)
         return phase.outcome is Outcome.PASSED
 
-    def run(self, terms: RankTerms, body: Callable[[], object], when: str = "call") -> Outcome:
-        """Run one test to its end, or a fixture, which is part of its setup."""
-        self._running, self._reported, self._began = terms, None, monotonic()
+    def run(self, options: RankOptions, body: Callable[[], object], when: str = "call") -> Outcome:
+        """Run one test, or a fixture (``when="setup"``), and report its outcome."""
+        self._running, self._reported, self._began = options, None, monotonic()
         self._calls.begin()
-        rank_setup.set_running_test(terms.nodeid)
+        rank_setup.set_running_test(options.nodeid)
         if when == "call":
-            # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
-            self._report(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
-        os.environ["ALLRANKS_SEED"] = str(terms.seed)
-        seed_everything(terms.seed)
+            # The launching process has set up the test. After this report, a hang counts as a hang in the call phase.
+            self._report(options.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
+        os.environ["ALLRANKS_SEED"] = str(options.seed)
+        seed_everything(options.seed)
         phase, error = _attempt(when, body, self._note)
         if error is None or error is not self._reported:
-            self._report(terms.nodeid, phase, error)
-        self._conclude(terms.nodeid, phase)
+            self._report(options.nodeid, phase, error)
+        self._conclude(options.nodeid, phase)
         return phase.outcome
 
-    def tell(self, error: Exception) -> None:
-        """Report at once that the running test has failed, before it cleans up."""
+    def report_failure(self, error: Exception) -> None:
+        """Report that the running test has failed, before it cleans up."""
         if self._running is None:
             return
         self._reported = error
@@ -96,7 +97,7 @@ class LaunchedRank:
         self._report(self._running.nodeid, phase, error)
 
     def end(self, body: Callable[[], object]) -> None:
-        """Run the teardown after the last test; its errors are this rank's."""
+        """Run the teardown after the last test, and report its errors."""
         phase, error = _attempt("teardown", body, self._note)
         if phase.outcome.is_bad:
             self._report("", phase, error)
@@ -108,7 +109,7 @@ class LaunchedRank:
             yield command
 
     def _note(self, error: BaseException) -> None:
-        """Note what the rank waits for when it goes wrong; to report it takes its time."""
+        """Store what the rank was waiting for when it failed; creating the report takes a while."""
         self._wait = self._calls.wait_of_failure(error)
 
     def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
@@ -130,25 +131,31 @@ def forget_rank() -> None:
         os.environ.pop(name, None)
 
 
-def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int], variables: Mapping[str, str]) -> NoReturn:
+def destroy_group() -> None:
+    """Destroy the default process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def be_launched_rank(spec: RankSpec, work: Callable[[LaunchedRank], int], variables: Mapping[str, str]) -> NoReturn:
     """Run as a rank until `work` is done. Never returns: the fork must not run the launching process's code."""
 
-    def work_alone() -> int:
-        # A garbage collection over the launching process's objects would only copy its memory.
+    def work_in_fork() -> int:
+        # A garbage collection over the launching process's objects would only copy their memory.
         gc.freeze()
-        # OpenMP's threads do not survive a fork; the rank would wait for a team that the launching process created.
+        # OpenMP's threads do not survive a fork, and the rank would wait for those of the launching process.
         torch.set_num_threads(1)
-        return work(LaunchedRank(place))
+        return work(LaunchedRank(spec))
 
     environment = {
-        "RANK": str(place.rank),
-        "LOCAL_RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_WORLD_SIZE": str(place.world_size),
+        "RANK": str(spec.rank),
+        "LOCAL_RANK": str(spec.rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.world_size),
         **variables,
     }
-    stacks = place.results / f"rank-{place.rank}.stacks.txt"
-    run_in_fork(work_alone, place.parent, stacks=stacks, environment=environment)
+    stacks = spec.results / f"rank-{spec.rank}.stacks.txt"
+    run_in_fork(work_in_fork, spec.parent, stacks=stacks, environment=environment)
 
 
 def _attempt(
@@ -157,7 +164,7 @@ def _attempt(
     began = monotonic()
     try:
         body()
-    except BaseException as error:  # noqa: BLE001 - whatever a test raises is its result
+    except BaseException as error:  # noqa: BLE001 - every exception is a result
         note(error)
         phase = _ended_by(error, when, monotonic() - began)
         if phase.outcome.is_bad:
@@ -187,13 +194,13 @@ def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
         outcome=_outcome(error, when),
         duration=duration,
         message=shorten(with_cause(headline(info.exconly(tryshort=True)), error), MESSAGE_LIMIT),
-        text=shorten(str(info.getrepr(style="long", tbfilter=_tests_frames))),
-        raised=tuple(each.__name__ for each in type(error).__mro__),
+        text=shorten(str(info.getrepr(style="long", tbfilter=_test_frames))),
+        raised=tuple(cls.__name__ for cls in type(error).__mro__),
     )
 
 
-def _tests_frames(info: pytest.ExceptionInfo[BaseException]) -> Traceback:
-    """The traceback without frames of allranks and unittest; all of it if it has no others."""
+def _test_frames(info: pytest.ExceptionInfo[BaseException]) -> Traceback:
+    """The traceback without frames of allranks and unittest; the full traceback if it has no others."""
     frames = info.traceback.filter(
         lambda frame: "/allranks/" not in str(frame.path) and "__unittest" not in frame.frame.f_globals
     )

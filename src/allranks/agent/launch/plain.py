@@ -1,4 +1,4 @@
-"""Launcher tests under a plain pytest or unittest, without an agent."""
+"""Multi-process tests under plain pytest or unittest, without an agent."""
 
 import os
 import sys
@@ -10,16 +10,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from allranks.agent.launch.launch import LaunchTerms, Workplace
-from allranks.agent.launch.launched_rank import RankTerms
+from allranks.agent.launch.launch import LaunchOptions, LaunchServices
+from allranks.agent.launch.launched_rank import RankOptions
 from allranks.agent.output import Output
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.records import Record
 
 
 @contextmanager
-def meeting_file() -> Iterator[str]:
-    """Create a new, empty file as a meeting point for ranks, and remove it at the end."""
+def rendezvous_file() -> Iterator[str]:
+    """Create an empty file for a rendezvous of ranks, and remove it at the end."""
     descriptor, name = tempfile.mkstemp(prefix="allranks-")
     os.close(descriptor)
     try:
@@ -34,20 +34,20 @@ _DEFAULT_TIMEOUT = 300.0
 
 
 def default_timeout() -> float:
-    """Time limit of a test in seconds: the value of ``DISTRIBUTED_TESTS_DEFAULT_TIMEOUT``, else five minutes."""
+    """Time limit of a test in seconds: ``DISTRIBUTED_TESTS_DEFAULT_TIMEOUT``, or 300 if it is not set."""
     return float(os.environ.get(_TIMEOUT_VARIABLE) or _DEFAULT_TIMEOUT)
 
 
 def default_limit() -> TimeLimit:
-    """That limit, with the name of its variable."""
+    """:func:`default_timeout` with the name of its variable."""
     return TimeLimit(value=default_timeout(), setting=_TIMEOUT_VARIABLE)
 
 
 PROCESS_GROUP_LIMIT = 60.0
-"""Seconds that ranks get to create, and to destroy, their process group if the launching process waits for it."""
+"""Seconds for ranks to create their process group, and to destroy it, while the launching process waits."""
 
 PEER_GRACE = 3.0
-"""Seconds that the peers of the first bad rank get to end by themselves."""
+"""Seconds for the peers of the first failed rank to end by themselves."""
 
 
 _SETTINGS = {
@@ -56,50 +56,50 @@ _SETTINGS = {
     "process_group": "fixed without an agent",
     "peer_grace": "fixed without an agent",
 }
-"""What sets each limit here."""
+"""The setting behind each time limit."""
 
 
-class PlainSurroundings:
-    """Provides to launcher tests, without an agent, what an agent would.
+class PlainLaunchContext:
+    """The launch context of tests that run without an agent.
 
-    Ranks' files are in a temporary folder while the ranks live. Their output is printed when they have ended their
-    test, each line prefixed with ``[rank N]``.
+    The ranks' files are in a temporary folder until the ranks end. The ranks' output is printed after each test, with
+    the prefix ``[rank N]`` on each line.
     """
 
     def __init__(self, peer_grace: float = PEER_GRACE) -> None:
         self._peer_grace = peer_grace
 
     @contextmanager
-    def workplace(self) -> Iterator[Workplace]:
+    def services(self) -> Iterator[LaunchServices]:
         limit = default_timeout()
         limits = TimeLimits(
             process_group=PROCESS_GROUP_LIMIT, test=limit, job=limit, peer_grace=self._peer_grace, settings=_SETTINGS
         )
         with tempfile.TemporaryDirectory(prefix="allranks-ranks-", ignore_cleanup_errors=True) as folder:
-            yield Workplace(results=Path(folder), journal=_Unread(), limits=limits, show=_print)
+            yield LaunchServices(results=Path(folder), journal=_NoJournal(), limits=limits, show_output=_print)
 
-    def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
-        return LaunchTerms(nodeid=case.id(), limit=_time_limit(case) or default_limit())
+    def launch_options(self, case: unittest.TestCase) -> LaunchOptions:
+        return LaunchOptions(nodeid=case.id(), limit=_time_limit(case) or default_limit())
 
-    def rank_terms(self, nodeid: str) -> RankTerms:
-        return RankTerms(nodeid=nodeid, seed=zlib.crc32(nodeid.encode("utf-8", "surrogatepass")))
+    def rank_options(self, nodeid: str) -> RankOptions:
+        return RankOptions(nodeid=nodeid, seed=zlib.crc32(nodeid.encode("utf-8", "surrogatepass")))
 
 
-class _Unread:
-    """Discards records: the outcomes of ranks are raised in the launching process instead."""
+class _NoJournal:
+    """Discards records: the launching process raises the outcomes of its ranks instead."""
 
     def write(self, record: Record) -> None:
-        """See :class:`allranks.agent.record_stream.Journal`."""
+        pass
 
 
 def _time_limit(case: unittest.TestCase) -> TimeLimit | None:
-    """The limit of ``@pytest.mark.time_limit(seconds)`` on the test or its class, read without a plugin."""
-    test = getattr(type(case), case._testMethodName, None)  # noqa: SLF001 - unittest gives the name nowhere else
+    """The limit of ``@pytest.mark.time_limit(seconds)`` on the test or its class; also works under unittest."""
+    test = getattr(type(case), case._testMethodName, None)  # noqa: SLF001 - unittest has no public name for it
     marks = [*getattr(test, "pytestmark", ()), *_as_list(getattr(type(case), "pytestmark", ()))]
     limits = [mark for mark in marks if mark.name == "time_limit"]
     if not limits:
         return None
-    from allranks.agent.rank.marker_options import limit_of  # noqa: PLC0415 - where there are marks, pytest is
+    from allranks.agent.rank.marker_options import limit_of  # noqa: PLC0415 - needs pytest, which tests with marks import
 
     return limit_of(limits[0])
 

@@ -1,12 +1,12 @@
-"""torch's continuous test class: its ranks become forks, one test after the other in lockstep.
+"""Adapts torch's ``MultiProcContinuousTest``: its ranks become forks that run one test after another in lockstep.
 
-``MultiProcContinuousTest`` starts the ranks in ``_spawn_processes``, sends them tests through queues, and waits for
-them in the test methods that ``_worker_run_main_wait`` wraps. Here the ranks start with the first test that runs in
-them, and run what torch's ranks run: ``_init_pg``, then ``_run_test_given_id`` for each test.
+torch's class starts the ranks in ``_spawn_processes``, sends them tests through queues, and waits for them in the test
+methods, which ``_worker_run_main_wait`` wraps. Here the ranks start with the first test, and run the same methods as
+torch's ranks: ``_init_pg``, and then ``_run_test_given_id`` for each test.
 
-Before torch 2.8, the file's ``__main__`` starts the ranks. There each rank is a process that runs the whole class:
-``run_rank`` sets the rank on the class, and ``setUpClass`` makes the process group. Here, too, the ranks start with the
-first test. ``setUpClass``, ``setUp`` and their like run in the ranks alone.
+Before torch 2.8, the ``__main__`` block of the test file starts the ranks. Each rank is a process that runs the whole
+class: ``run_rank`` sets the rank on the class, and ``setUpClass`` creates the process group. Here, the ranks start with
+the first test, and ``setUpClass``, ``setUp`` and their counterparts run only in the ranks.
 """
 
 import functools
@@ -16,12 +16,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch import distributed as dist
 
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.agent.launch.launched_rank import LaunchedRank
-from allranks.agent.launch.own_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
-from allranks.agent.launch.torch_processes import check_world, surroundings_of, warn_of_cuda
+from allranks.agent.launch.launched_rank import LaunchedRank, destroy_group
+from allranks.agent.launch.own_ranks import (
+    RANKS_ATTRIBUTE,
+    KeptRanks,
+    RankCallbacks,
+    end_ranks_of,
+    live_ranks_of,
+    run_in_kept_ranks,
+)
+from allranks.agent.launch.torch_processes import check_world, launch_context_of, warn_of_cuda
 from allranks.protocol.skip_codes import multi_gpu
 
 HOOKS = ("_spawn_processes", "_worker_run_main_wait", "_run_test_given_id", "_init_pg", "_worker_loop")
@@ -29,18 +35,18 @@ HOOKS = ("_spawn_processes", "_worker_run_main_wait", "_run_test_given_id", "_in
 
 
 class _Ending:
-    """Stands in for the ranks of a class: the one process that ``tearDownClass`` of torch's class waits for."""
+    """Replaces the processes of a class, for which ``tearDownClass`` of torch's class waits."""
 
     def __init__(self, cls: type[unittest.TestCase]) -> None:
         self._class = cls
 
-    def join(self, timeout: float | None = None) -> None:  # noqa: ARG002 - the ranks have a limit of their own
-        """Have the ranks leave."""
+    def join(self, timeout: float | None = None) -> None:  # noqa: ARG002 - the ranks have their own limit
+        """Make the ranks exit."""
         end_ranks_of(self._class)
 
 
 def adapt_continuous(base: Any) -> None:  # noqa: ANN401 - torch's class has no types
-    """Have the tests of torch's class, and of every class that derives from it, share ranks as ours do."""
+    """Make torch's class, and all classes derived from it, run their tests in ranks that allranks starts."""
     spawn, wait = vars(base)["_spawn_processes"].__func__, base._worker_run_main_wait  # noqa: SLF001
     loop = vars(base)["_worker_loop"]
 
@@ -54,13 +60,13 @@ def adapt_continuous(base: Any) -> None:  # noqa: ANN401 - torch's class has no 
         if not cls.allranks_forks:
             spawn(cls, world_size)
             return
-        # torch's setUp puts each test into the queues of all ranks; here ranks get the test when it runs.
+        # torch's setUp puts each test into the queues of all ranks. Here, a command starts the test in the ranks.
         cls.processes, cls.task_queues, cls.completion_queues = [], [], []
         cls.rdvz_file = ""
 
     @functools.wraps(wait)
     def run_or_wait(self: Any, fn: Callable[[], object]) -> Callable[[], None]:  # noqa: ANN401 - as above
-        theirs = wait(self, fn)
+        torch_wrapper = wait(self, fn)
 
         @functools.wraps(fn)
         def wrapper(self: Any) -> None:  # noqa: ANN401 - as above
@@ -68,7 +74,7 @@ def adapt_continuous(base: Any) -> None:  # noqa: ANN401 - torch's class has no 
             if self.rank == self.MAIN_PROCESS_RANK and getattr(type(self), "allranks_forks", False):
                 _wait(self)
             else:
-                theirs()
+                torch_wrapper()
 
         return types.MethodType(wrapper, self)
 
@@ -77,28 +83,28 @@ def adapt_continuous(base: Any) -> None:  # noqa: ANN401 - torch's class has no 
 
 
 def _runs_torchs_loop(cls: Any, loop: object) -> bool:  # noqa: ANN401 - as above
-    """Whether the class has torch's own worker loop, rather than one that overrides it."""
-    return next(vars(each)["_worker_loop"] for each in cls.__mro__ if "_worker_loop" in vars(each)) is loop
+    """Whether no derived class overrides torch's worker loop."""
+    return next(vars(base)["_worker_loop"] for base in cls.__mro__ if "_worker_loop" in vars(base)) is loop
 
 
-def _ranks_of(case: unittest.TestCase, life: RankLife) -> KeptRanks:
-    """The ranks of the class, started first if there are none, as after a bad test."""
+def _ranks_of(case: unittest.TestCase, callbacks: RankCallbacks) -> KeptRanks:
+    """The running ranks of the class; starts new ones before the first test and after a failed test."""
     cls: Any = type(case)
-    ranks = kept_by(cls)
+    ranks = live_ranks_of(cls)
     if ranks is None:
-        ranks = KeptRanks(case, surroundings_of(case), int(cls.world_size), life)
+        ranks = KeptRanks(case, launch_context_of(case), int(cls.world_size), callbacks)
         setattr(cls, RANKS_ATTRIBUTE, ranks)
     return ranks
 
 
 def _wait(case: Any) -> None:  # noqa: ANN401 - as above
-    """Have the ranks of the class run a test."""
+    """Run a test in the ranks of its class."""
     __tracebackhide__ = True
     cls = type(case)
-    life = RankLife(join=functools.partial(_join, cls), run=_run_in_rank, leave=_leave)
-    ranks = _ranks_of(case, life)
+    callbacks = RankCallbacks(join=functools.partial(_join, cls), run=_run_in_rank, leave=destroy_group)
+    ranks = _ranks_of(case, callbacks)
     cls.rdvz_file, cls.processes = ranks.file, [_Ending(cls)]
-    run_in(ranks, case)
+    run_in_kept_ranks(ranks, case)
 
 
 def _join(cls: Any, launched: LaunchedRank, file: str) -> None:  # noqa: ANN401 - as above
@@ -111,28 +117,23 @@ def _run_in_rank(case: Any, _launched: LaunchedRank) -> None:  # noqa: ANN401 - 
     type(case)._run_test_given_id(case.id())  # noqa: SLF001
 
 
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 SCRIPT_HOOKS = ("setUpClass", "tearDownClass", "run_rank", "backend_str")
 """Methods that torch's class must have."""
 
 _NO_RANK: Final = -1
-_OWN: Final = "allranks_class_set_up"
+_ADAPTED: Final = "allranks_adapted_class"
 
 
 def adapt_script_ranks(base: Any) -> None:  # noqa: ANN401 - torch's class has no types
-    """Have the tests of torch's class, and of every class that derives from it, run in ranks that are forks."""
+    """Make torch's class, and all classes derived from it, run their tests in ranks that are forks."""
     create = base.__init__
 
     @functools.wraps(create)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as above
         create(self, *args, **kwargs)
         if type(self).rank == _NO_RANK:
-            # In the launching process the test is to have its ranks run it, and nothing else.
-            self.setUp = self.tearDown = _nothing
+            # In the launching process, a test method only runs the test in the ranks.
+            self.setUp = self.tearDown = lambda: None
             name = self._testMethodName
             test = getattr(self, name, None)
             if test is not None:
@@ -142,34 +143,30 @@ def adapt_script_ranks(base: Any) -> None:  # noqa: ANN401 - torch's class has n
     base.allranks_adapt_class = classmethod(_adapt_class)
 
 
-def _nothing() -> None:
-    """Do nothing: this is the ranks' to do."""
-
-
 def _adapt_class(cls: Any) -> None:  # noqa: ANN401 - as above
-    """Have set-up and tear-down of a collected class run in its ranks; called before pytest reads them."""
-    if _OWN in vars(cls):
+    """Run ``setUpClass`` and ``tearDownClass`` of a collected class in its ranks; called before pytest reads them."""
+    if _ADAPTED in vars(cls):
         return
     set_up, tear_down = cls.setUpClass, cls.tearDownClass
-    setattr(cls, _OWN, True)
+    setattr(cls, _ADAPTED, True)
 
-    def in_rank_or_launcher(this: Any) -> None:  # noqa: ANN401 - as above
-        if this.rank != _NO_RANK:
-            set_up.__func__(this)
+    def set_up_class(cls: Any) -> None:  # noqa: ANN401 - as above
+        if cls.rank != _NO_RANK:
+            set_up.__func__(cls)
         else:
-            _check_devices(this)
+            _check_devices(cls)
 
-    def end(this: Any) -> None:  # noqa: ANN401 - as above
-        if this.rank != _NO_RANK:
-            tear_down.__func__(this)
+    def tear_down_class(cls: Any) -> None:  # noqa: ANN401 - as above
+        if cls.rank != _NO_RANK:
+            tear_down.__func__(cls)
         else:
-            end_ranks_of(this)
+            end_ranks_of(cls)
 
-    cls.setUpClass, cls.tearDownClass = classmethod(in_rank_or_launcher), classmethod(end)
+    cls.setUpClass, cls.tearDownClass = classmethod(set_up_class), classmethod(tear_down_class)
 
 
 def _check_devices(cls: Any) -> None:  # noqa: ANN401 - as above
-    """Skip a class whose ranks need a GPU each; its script would end at once, and run no test."""
+    """Skip the class if its ranks need one GPU each and there are too few; the script would run no test then."""
     size = int(cls.world_size)
     check_world(size)
     try:
@@ -177,22 +174,22 @@ def _check_devices(cls: Any) -> None:  # noqa: ANN401 - as above
     except NotImplementedError:
         return
     if "nccl" in backend and torch.cuda.device_count() < size:
-        raise EnvironmentSkip(multi_gpu(size), f"its {size} ranks are on {backend}", size)
+        raise EnvironmentSkip(multi_gpu(size), f"its {size} ranks use {backend}", size)
 
 
 def _wait_for_script(case: unittest.TestCase) -> None:
-    """Have the ranks of the class run a test."""
+    """Run a test in the ranks of its class."""
     __tracebackhide__ = True
     cls: Any = type(case)
-    life = RankLife(join=functools.partial(_join_by_set_up, cls), run=_run_all_of_it, leave=cls.tearDownClass)
-    run_in(_ranks_of(case, life), case)
+    callbacks = RankCallbacks(join=functools.partial(_set_up_class, cls), run=_run_case, leave=cls.tearDownClass)
+    run_in_kept_ranks(_ranks_of(case, callbacks), case)
 
 
-def _join_by_set_up(cls: Any, launched: LaunchedRank, file: str) -> None:  # noqa: ANN401 - as above
+def _set_up_class(cls: Any, launched: LaunchedRank, file: str) -> None:  # noqa: ANN401 - as above
     cls.rank, cls.world_size, cls.rdvz_file = launched.number, launched.world_size, file
     cls.setUpClass()
 
 
-def _run_all_of_it(case: Any, _launched: LaunchedRank) -> None:  # noqa: ANN401 - as above
-    # With setUp, tearDown and clean-ups, and without a result that would keep the exception.
+def _run_case(case: Any, _launched: LaunchedRank) -> None:  # noqa: ANN401 - as above
+    # debug() runs setUp, tearDown and cleanups, and raises exceptions instead of storing them in a result.
     case.debug()

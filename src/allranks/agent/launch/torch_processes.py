@@ -1,8 +1,9 @@
-"""torch's ``MultiProcessTestCase``: its ranks become forks, and all of them are judged.
+"""Adapts torch's ``MultiProcessTestCase``: its ranks become forks, and all of them are judged.
 
-torch's class starts ranks in ``_start_processes`` and waits for them in ``_join_processes``. These two are replaced on
-the class itself, so that every derived class has them. All else stays torch's, in the ranks too: ``_run`` and
-``run_test`` with their overrides in subclasses, the pipes, the random seed, the end of the process group.
+torch's class starts ranks in ``_start_processes`` and waits for them in ``_join_processes``. These two methods are
+replaced on the class itself, so derived classes use the replacements. Everything else remains torch's, also in the
+ranks: ``_run`` and ``run_test`` with their overrides in derived classes, the pipes, the random seed, and destroying the
+process group.
 """
 
 import functools
@@ -21,10 +22,10 @@ import torch
 
 from allranks.agent import clock
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.agent.launch.launch import Launch, LaunchContext
-from allranks.agent.launch.launched_rank import LaunchedRank, RankTerms, forget_rank
-from allranks.agent.launch.own_ranks import ExpectedEnds, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
-from allranks.agent.launch.plain import PlainSurroundings
+from allranks.agent.launch.launch import LaunchContext, LaunchedRanks
+from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions, forget_rank
+from allranks.agent.launch.own_ranks import ExpectedExits, OwnRanks, exit_process, expected_exits, no_ranks_error
+from allranks.agent.launch.plain import PlainLaunchContext
 from allranks.protocol.skip_codes import SkipCode, is_success
 
 MakeProcess = Callable[..., BaseProcess]
@@ -32,89 +33,84 @@ MakeProcess = Callable[..., BaseProcess]
 
 
 class RankHandle:
-    """One rank of a test, for the launching process. The process, whose work the rank does, is never started."""
+    """A rank as the launching process sees it; replaces a process that torch prepared, but which is never started."""
 
     def __init__(self, process: BaseProcess, number: int) -> None:
         self._process = process
         self._number = number
-        self._launch: Launch | None = None
+        self._ranks: LaunchedRanks | None = None
 
     @property
     def name(self) -> str:
-        """The name that torch chose."""
         return self._process.name
 
     @property
     def pid(self) -> int:
-        """The process id; before the fork a unique negative number, which no process has."""
-        return -1 - self._number if self._launch is None else self._launch.pids[self._number]
+        """The process id; before the fork, a unique negative number."""
+        return -1 - self._number if self._ranks is None else self._ranks.pids[self._number]
 
     @property
     def exitcode(self) -> int | None:
-        """The exit status, negative for a signal; None while the rank lives."""
-        return None if self._launch is None else self._launch.exit_status(self._number)
+        """The exit status, negative for a signal; None while the rank is running."""
+        return None if self._ranks is None else self._ranks.exit_status(self._number)
 
     def start(self) -> None:
-        """Do nothing yet: all ranks are forked together, once each has a handle."""
+        """Do nothing: all ranks are forked together later."""
 
-    def started(self, launch: Launch) -> None:
-        """Note that the ranks have been forked."""
-        self._launch = launch
+    def started(self, ranks: LaunchedRanks) -> None:
+        """Connect the handle to its rank after the fork."""
+        self._ranks = ranks
 
     def run(self) -> None:
-        """Do the work of the process; called in the rank."""
+        """Run the target of the process; called in the rank."""
         self._process.run()
 
     def is_alive(self) -> bool:
-        """Whether the rank is alive."""
-        return self._launch is not None and self.exitcode is None
+        return self._ranks is not None and self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the rank's end."""
-        if self._launch is not None:
-            self._launch.wait_for_end(self._number, timeout)
+        if self._ranks is not None:
+            self._ranks.wait_for_end(self._number, timeout)
 
     def terminate(self) -> None:
-        """Send SIGTERM, if the rank lives."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL, if the rank lives."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        if self._launch is not None:
-            self._launch.signal(self._number, number)
+        if self._ranks is not None:
+            self._ranks.signal(self._number, number)
 
 
 def handle_factory(make_process: MakeProcess) -> tuple[Callable[..., RankHandle], list[RankHandle]]:
-    """A factory of handles in place of processes, and the list of handles that it has created."""
-    made: list[RankHandle] = []
+    """A function that creates handles instead of processes, and the list of the handles that it has created."""
+    handles: list[RankHandle] = []
 
-    def make(*args: Any, **kwargs: Any) -> RankHandle:  # noqa: ANN401 - passed on as they come
-        made.append(RankHandle(make_process(*args, **kwargs), len(made)))
-        return made[-1]
+    def make_handle(*args: Any, **kwargs: Any) -> RankHandle:  # noqa: ANN401 - passed on unchanged
+        handles.append(RankHandle(make_process(*args, **kwargs), len(handles)))
+        return handles[-1]
 
-    return make, made
+    return make_handle, handles
 
 
 HOOKS = ("_start_processes", "_join_processes", "_check_return_codes", "_run", "run_test")
 """Methods that torch's class must have."""
 
 END_GRACE = 5.0
-"""Seconds that a rank gets to exit after its report, if the class checks exit statuses itself."""
+"""Seconds for a rank to exit after its report, if the class checks exit statuses itself."""
 
 _RANKS = "allranks_ranks"
 _EXCEPTION_STATUS = 10
 
 
-def surroundings_of(case: unittest.TestCase) -> LaunchContext:
-    """What an agent provides to the test, or a plain pytest."""
-    return getattr(case, "allranks_surroundings", None) or PlainSurroundings()
+def launch_context_of(case: unittest.TestCase) -> LaunchContext:
+    """The launch context that the agent has set, or the one for tests without an agent."""
+    return getattr(case, "allranks_launch_context", None) or PlainLaunchContext()
 
 
 def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no types
-    """Have the tests of torch's class, and of every class that derives from it, start their ranks as ours do."""
+    """Make torch's class, and all classes derived from it, start their ranks through allranks."""
     log = logging.getLogger(base.__module__)
     start, join, check = base._start_processes, base._join_processes, base._check_return_codes  # noqa: SLF001
 
@@ -147,19 +143,19 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
 
 
 def check_world(size: int) -> None:
-    """Skip a test with no rank; torch's own class lets it pass, with a note that it "was likely skipped"."""
+    """Skip a test without ranks; torch's own class lets it pass, with a note that it "was likely skipped"."""
     if size < 0:
         msg = f"its world size is {size}"
         raise ValueError(msg)
     if not size:
-        raise EnvironmentSkip(SkipCode.NO_CUDA, "its world size is 0, as it has a rank for each device")
+        raise EnvironmentSkip(SkipCode.NO_CUDA, "its world size is 0, because it has one rank for each device")
 
 
 def warn_of_cuda(name: str, who: str = "torch") -> None:
-    """Warn that torch, or another library, itself starts the ranks of the test or class with this name, and why."""
+    """Warn that the library `who` starts the ranks of the test or class `name` itself, and why."""
     warnings.warn(
-        f"{who} starts the ranks of {name} itself: this process has initialised CUDA, and its forks could not use "
-        "CUDA. Their outcomes are not recorded one by one.",
+        f"{who} starts the ranks of {name} itself, because this process has initialized CUDA, and its forks could not "
+        "use CUDA. There will be no result for each rank.",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -167,7 +163,7 @@ def warn_of_cuda(name: str, who: str = "torch") -> None:
 
 @contextmanager
 def _silent(log: logging.Logger) -> Iterator[None]:
-    """Suppress torch's log of started processes and their ids: it has only prepared them."""
+    """Suppress torch's log messages about started processes, which have only been prepared."""
     before, log.disabled = log.disabled, True
     try:
         yield
@@ -177,11 +173,11 @@ def _silent(log: logging.Logger) -> Iterator[None]:
 
 def _fork(case: Any, handles: list[RankHandle]) -> None:  # noqa: ANN401 - as above
     """Start the ranks that torch has prepared."""
-    ranks = OwnRanks(case, surroundings_of(case), len(handles), partial(_be_rank, handles), case.addCleanup)
-    # torch maps a rank's process id to its pipe, and only now do the forks have their ids.
+    ranks = OwnRanks(case, launch_context_of(case), len(handles), partial(_be_rank, handles), case.addCleanup)
+    # torch maps process ids to pipes, and the process ids are only known after the fork.
     pipes = [case.pid_to_pipe.pop(handle.pid) for handle in handles]
     for handle, pipe in zip(handles, pipes, strict=True):
-        handle.started(ranks.launch)
+        handle.started(ranks.launch.ranks)
         case.pid_to_pipe[handle.pid] = pipe
         case.addCleanup(pipe.close)
     setattr(case, _RANKS, ranks)
@@ -190,11 +186,11 @@ def _fork(case: Any, handles: list[RankHandle]) -> None:  # noqa: ANN401 - as ab
 def _join(case: Any, fn: Callable[[], object], ranks: OwnRanks, check: object) -> None:  # noqa: ANN401 - as above
     __tracebackhide__ = True
     if type(case)._check_return_codes is check:  # noqa: SLF001 - torch's own
-        ranks.join(expected_ends(case, fn))
+        ranks.join(expected_exits(case, fn))
         return
-    # The class has its own check of how each rank must end.
+    # The class checks exit statuses itself.
     began = clock.monotonic()
-    ranks.join(ExpectedEnds(excuse=lambda _rank, _status: True))
+    ranks.join(ExpectedExits(expects_exit=lambda _rank, _status: True))
     for process in case.processes:
         process.join(END_GRACE)
     _check_as_the_class_does(case, check, fn, clock.monotonic() - began)
@@ -203,15 +199,14 @@ def _join(case: Any, fn: Callable[[], object], ranks: OwnRanks, check: object) -
 def _check_as_the_class_does(case: Any, check: Any, fn: Callable[[], object], elapsed: float) -> None:  # noqa: ANN401 - as above
     # Pass by position, as torch does: older versions pass only the time, and a class may use other names.
     arguments = {"fn": fn, "elapsed_time": elapsed}
-    wanted = [arguments[name] for name in inspect.signature(check).parameters if name in arguments]
-    case._check_return_codes(*wanted)  # noqa: SLF001
+    case._check_return_codes(*(arguments[name] for name in inspect.signature(check).parameters if name in arguments))  # noqa: SLF001
 
 
-def _be_rank(handles: list[RankHandle], launched: LaunchedRank, terms: RankTerms) -> int:
-    """Run in a fork: do the work that torch prepared for a process."""
-    # torch's ranks lack these variables, and one of torch's tests asserts that ``env://`` reports them missing.
+def _be_rank(handles: list[RankHandle], launched: LaunchedRank, options: RankOptions) -> int:
+    """Run in a fork: run the target that torch prepared for a process."""
+    # torch's ranks do not have these variables, and one of torch's tests checks that ``env://`` reports them missing.
     forget_rank()
-    outcome = launched.run(terms, lambda: _run(handles[launched.number]))
+    outcome = launched.run(options, lambda: _run(handles[launched.number]))
     return _EXCEPTION_STATUS if outcome.is_bad else 0
 
 
@@ -226,13 +221,13 @@ def _run(handle: RankHandle) -> None:
 
 
 def _end_as(exit_: SystemExit) -> None:
-    """End a rank that called ``sys.exit``, as torch's class does after most tests."""
+    """End a rank that called ``sys.exit``, like torch's class does after most tests."""
     cause = exit_.__context__
     if exit_.code in (_EXCEPTION_STATUS, SkipCode.GENERIC) and isinstance(cause, Exception):
-        # torch has replaced the exception of the test by an exit status.
+        # torch has converted the exception of the test to an exit status.
         _raise_again(cause)
     if not is_success(exit_.code):
-        exit_as_asked(exit_)
+        exit_process(exit_)
 
 
 def _raise_again(error: Exception) -> NoReturn:

@@ -1,8 +1,8 @@
-"""torch's ``MultiThreadedTestCase``: its ranks stay threads, and the end of each counts.
+"""Adapts torch's ``MultiThreadedTestCase``: its ranks remain threads, and the outcome of every thread counts.
 
-torch notes what a test raises in a thread, and judges by ``Exception`` and torch's exit codes. A thread that ended
-before or after its test, by another exit or by ``pytest.fail``, or that was never started, would count as a pass. A
-skip of one thread would be that of all.
+torch only considers exceptions derived from ``Exception``, and torch's exit codes, that a test raises in a thread.
+Without the adapter, a thread would pass if it ended before or after its test, by another exit or by ``pytest.fail``, or
+if it was never started, and a skip of one thread would skip the test.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from allranks.agent.launch.own_ranks import no_ranks_error
-from allranks.agent.launch.torch_processes import check_world, surroundings_of
+from allranks.agent.launch.torch_processes import check_world, launch_context_of
 from allranks.agent.rank.reports import skip_with_code
 from allranks.protocol.skip_codes import is_success
 
@@ -26,7 +26,7 @@ _Info = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def adapt_threads(base: Any) -> None:  # noqa: ANN401 - torch's class has no types
-    """Have every end of a thread counted, in torch's class and in every class that derives from it."""
+    """Make torch's class, and all classes derived from it, consider the outcome of every thread."""
     run, join, check = (vars(base)[name].__func__ for name in ("_run", "_join_threads", "_check_return_codes"))
     spawn = base._spawn_threads  # noqa: SLF001
     groups = sys.modules[base.__module__].ProcessLocalGroup
@@ -34,7 +34,7 @@ def adapt_threads(base: Any) -> None:  # noqa: ANN401 - torch's class has no typ
     def run_to_its_end(cls: Any, /, test: str, rank: int, *args: object, **kwargs: object) -> None:  # noqa: ANN401
         try:
             run(cls, test, rank, *args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - as torch does inside of the test
+        except BaseException as error:  # noqa: BLE001 - like torch inside of the test
             cls.exception_queue.put((rank, sys.exc_info()))
             groups.exception_handle(error)
 
@@ -49,7 +49,7 @@ def adapt_threads(base: Any) -> None:  # noqa: ANN401 - torch's class has no typ
             join(cls, threads, fn)
         except (unittest.SkipTest, pytest.xfail.Exception) as skip:
             case: Any = getattr(fn, "__self__", None)
-            if cls.allranks_left < len(threads) and not surroundings_of(case).launch_terms(case).may_disagree:
+            if cls.allranks_left < len(threads) and not launch_context_of(case).launch_options(case).may_disagree:
                 msg = f"ranks disagree: {cls.allranks_left} of {len(threads)} left the test, the others passed: {skip}"
                 raise AssertionError(msg) from skip
             raise
@@ -66,24 +66,22 @@ def adapt_threads(base: Any) -> None:  # noqa: ANN401 - torch's class has no typ
 
 
 def _judged(failed: Sequence[tuple[int, _Info]]) -> Iterator[tuple[int, _Info]]:
-    """The ends of threads as torch reads them: each is a failure, one of its skips, or follows from another's."""
-    is_led = any(isinstance(error, Exception) or skip_with_code(error) for _, (_, error, _) in failed)
-    for rank, (kind, error, place) in failed:
+    """Convert the ends of threads to what torch considers: failures, its skips, and consequences of these."""
+    has_cause = any(isinstance(error, Exception) or skip_with_code(error) for _, (_, error, _) in failed)
+    for rank, (kind, error, trace) in failed:
         if isinstance(error, SystemExit) and is_success(error.code):
             continue
-        if isinstance(error, Exception) or skip_with_code(error) or (is_led and _was_ended(error, place)):
-            yield rank, (kind, error, place)
+        if isinstance(error, Exception) or skip_with_code(error) or (has_cause and _was_ended(error, trace)):
+            yield rank, (kind, error, trace)
         elif isinstance(error, pytest.skip.Exception):
-            yield rank, (unittest.SkipTest, unittest.SkipTest(str(error)), place)
+            yield rank, (unittest.SkipTest, unittest.SkipTest(str(error)), trace)
         else:
-            yield (
-                rank,
-                (RuntimeError, RuntimeError(f"its thread left the test: {type(error).__name__}: {error}"), place),
-            )
+            msg = f"the rank's thread ended during the test: {type(error).__name__}: {error}"
+            yield rank, (RuntimeError, RuntimeError(msg), trace)
 
 
-def _was_ended(error: BaseException, place: TracebackType | None) -> bool:
-    """Whether torch ended a thread in a collective, because another one had left the test."""
-    frames = [frame for frame, _ in traceback.walk_tb(place)]
+def _was_ended(error: BaseException, trace: TracebackType | None) -> bool:
+    """Whether torch ended a thread in a collective, because another thread had left the test."""
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
     own = frames[-1].f_globals.get("__name__", "") if frames else ""
     return isinstance(error, SystemExit) and own.endswith(".multi_threaded_pg")

@@ -1,4 +1,4 @@
-"""Classes whose ranks live as long as they do, under an agent."""
+"""Classes that keep their ranks, under an agent."""
 
 import pytest
 
@@ -148,12 +148,12 @@ def test_each_rank_has_its_own_outcome(classes, test, outcomes):
     assert tuple(classes.cases(rank)[test].outcome for rank in range(len(outcomes))) == outcomes
 
 
-def test_the_class_is_set_up_once_for_its_tests(classes):
+def test_class_fixtures_are_set_up_once(classes):
     words = classes.words()
     assert [word.split()[0] for word in words] == ["set", "torn"]
 
 
-def test_a_rank_that_cannot_join_leads(classes):
+def test_a_rank_that_cannot_join_is_the_first_failure(classes):
     first = next(event for event in classes.arrived("test_one") if not event.consequence)
     assert (first.rank, first.message) == (1, "RuntimeError: no address")
     assert classes.cases(0)["test_one"].message.startswith("aborted by rank 1")

@@ -1,4 +1,4 @@
-"""Launcher tests under an agent: every rank of every test has an outcome, and so has the launching process."""
+"""Multi-process tests under an agent: every rank has an outcome, and so has the launching process."""
 
 import signal
 
@@ -212,7 +212,7 @@ ZOO = {
 
 @pytest.fixture(scope="module")
 def zoo(run_once):
-    return run_once("drivers", ZOO, limits={"peer_grace": 0.3})
+    return run_once("launchers", ZOO, limits={"peer_grace": 0.3})
 
 
 def cases(zoo, test, ranks=2):
@@ -285,7 +285,7 @@ def leader(zoo, test):
         ),
         ("test_tear_down_fails", 0, "the launching process: RuntimeError: the folder is not empty"),
         ("test_rank_and_tear_down_fails", 1, "AssertionError: rank 1 is wrong"),
-        ("test_rank_0_should_have_aborted", 0, "the launching process: AssertionError: rank 0 was to end with exit"),
+        ("test_rank_0_should_have_aborted", 0, "the launching process: AssertionError: rank 0 must exit with status"),
     ],
 )
 def test_the_first_cause_leads(zoo, test, rank, message):
@@ -295,7 +295,7 @@ def test_the_first_cause_leads(zoo, test, rank, message):
     assert first.message.startswith(message)
 
 
-def test_a_driver_failure_that_repeats_a_ranks_is_not_reported_again(zoo):
+def test_a_launcher_failure_that_repeats_a_ranks_failure_is_reported_once(zoo):
     [*arrived] = zoo.arrived("test_fails_while_the_peer_waits")
     assert sorted(event.rank for event in arrived) == [0, 1]
     assert "launching process" not in str(arrived)
@@ -314,7 +314,7 @@ def test_a_hanging_rank_is_found_where_it_is(zoo):
     assert "in test_hangs_after_the_peer_passed" in case.message
 
 
-def test_an_aborted_rank_names_who_went_first(zoo):
+def test_an_aborted_rank_names_the_first_failed_rank(zoo):
     case = zoo.cases(0)["test_fails_while_the_peer_waits"]
     assert case.message.startswith("aborted by rank 1 at ")
 
@@ -323,12 +323,12 @@ def test_the_output_of_a_launching_process_that_failed_is_kept(zoo):
     assert zoo.cases(0)["test_set_up_fails"].stdout == "about to fail\n"
 
 
-def test_a_test_says_the_size_of_its_own_world(zoo):
+def test_a_test_can_set_its_world_size(zoo):
     assert zoo.cases(3)["test_rank_3_fails"].properties["world_size"] == "4"
     assert zoo.cases(0)["test_passes"].properties["world_size"] == "2"
 
 
-def test_ranks_beyond_the_cell_have_only_their_own_tests(zoo):
+def test_ranks_beyond_the_cell_have_outcomes_only_in_their_own_tests(zoo):
     assert {end.nodeid.rpartition("::")[2] for end in zoo.ends if end.rank == 3} == {"test_rank_3_fails"}
 
 
@@ -347,7 +347,7 @@ def test_a_skip_keeps_its_kind_and_code(zoo, test, kind, code):
         assert (case.properties["skip_kind"], case.properties.get("skip_code")) == (kind, code)
 
 
-def test_a_process_that_a_rank_left_is_gone(zoo):
+def test_a_process_that_a_rank_left_behind_is_killed(zoo):
     zoo.assert_nothing_left()
 
 
@@ -379,7 +379,7 @@ def test_a_killed_agent_leaves_no_rank(start_agent):
     agent.assert_nothing_left()
 
 
-def test_what_the_launching_process_was_expected_to_fail_in_has_failed_as_expected(run_agent):
+def test_an_expected_failure_of_the_launching_process_is_an_expected_failure(run_agent):
     tests = """
     class TestX(Case):
         @pytest.mark.xfail(reason="known")
@@ -399,7 +399,7 @@ def test_what_the_launching_process_was_expected_to_fail_in_has_failed_as_expect
     assert agent.outcomes("test_b") == ("xpassed", "xpassed")
 
 
-def test_the_limit_of_bad_tests_counts_launcher_tests(run_agent):
+def test_maxfail_counts_multi_process_tests(run_agent):
     agent = run_agent(
         {
             "test_x.py": BASE
@@ -421,7 +421,7 @@ def test_the_limit_of_bad_tests_counts_launcher_tests(run_agent):
     assert not_run.tests == ("suite/test_x.py::TestX::test_b",)
 
 
-def test_what_ranks_print_is_streamed_where_it_was_asked_for(start_agent):
+def test_the_output_of_ranks_is_streamed_on_request(start_agent):
     agent = start_agent(
         {
             "test_print.py": BASE
@@ -487,7 +487,7 @@ SKIPPED = {
 }
 
 
-def test_neighbours_that_are_declared_to_skip_share_a_launching_process(run_agent):
+def test_adjacent_skipped_tests_share_a_launching_process(run_agent):
     agent = run_agent(SKIPPED)
     messages = {name: case.message for name, case in agent.cases(1).items()}
     assert messages == {"test_a": "first reason", "test_b": "second reason", "test_c": "", "test_d": "third reason"}

@@ -1,0 +1,179 @@
+"""The launcher: a fork of the fork server in which a multi-process test starts its ranks and waits for them.
+
+It runs the pytest item like a rank, but alone, without a process group, and with its files in a separate folder. It
+also reports the outcomes of its ranks, and which of its own phases only repeat what its ranks have reported
+(:mod:`allranks.agent.supervisor.launcher_outcomes`).
+"""
+
+import os
+import unittest
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import pytest
+from _pytest.skipping import xfailed_key
+
+from allranks.agent import linux
+from allranks.agent.channel import (
+    Debugging,
+    HiddenError,
+    LaunchedEnd,
+    Message,
+    RankEnd,
+    RankPrinted,
+    Released,
+    RepeatsRanks,
+    SharesOutcome,
+)
+from allranks.agent.gpus import query_gpus_in_forks
+from allranks.agent.launch.launch import LaunchOptions, LaunchServices
+from allranks.agent.launch.launched_rank import RankOptions, forget_rank
+from allranks.agent.launch.own_ranks import REPEATS_RANKS_ATTRIBUTE, RankFailureError
+from allranks.agent.program import driver_folder
+from allranks.agent.rank.marker_options import has_thread_ranks, is_launcher, time_limit
+from allranks.agent.rank.rank import Assignment, run_rank
+from allranks.protocol.config import seed_of_test
+from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
+from allranks.protocol.records import Passed, RankEnded, Record
+from allranks.protocol.tracebacks import headline
+
+_LINE_LIMIT = 1 << 16  # characters
+
+
+def run_launcher(session: pytest.Session, assignment: Assignment, *, prints_at_once: bool) -> NoReturn:
+    """Run as a launcher until the supervisor ends it. Never returns."""
+    linux.adopt_orphans()
+    query_gpus_in_forks()
+    supervisor = _SupervisorConnection(assignment.connection)
+    context = AgentLaunchContext(session, assignment, supervisor, prints_at_once=prints_at_once)
+    for item in filter(is_launcher, session.items):
+        # Set it on the adapted base class, so that classes of fixtures have it, too.
+        base: Any = next(base for base in item.cls.__mro__ if "allranks_launcher" in vars(base))  # type: ignore[attr-defined]
+        base.allranks_launch_context = context
+    session.config.pluginmanager.register(_RepeatDetector(supervisor), "allranks-launcher")
+    own = replace(assignment.request, results=driver_folder(assignment.request.results), url=None)
+    run_rank(session, replace(assignment, request=own))
+
+
+class _SupervisorConnection:
+    """Sends the launcher's additional messages; the rank loop, which runs the test, sends the others."""
+
+    def __init__(self, connection: int) -> None:
+        self._connection = RankEnd(os.dup(connection))
+        self.nodeid = ""
+
+    def write(self, record: Record) -> None:
+        if isinstance(record, Passed | RankEnded):
+            self.send(LaunchedEnd(nodeid=self.nodeid, end=record))
+
+    def echo(self, rank: int, line: str) -> None:
+        """Forward a line that a rank has printed."""
+        self.send(RankPrinted(rank=rank, line=line[:_LINE_LIMIT]))
+
+    def send(self, message: Message) -> None:
+        self._connection.send(message)
+
+
+class AgentLaunchContext:
+    """The launch context of tests that run under an agent."""
+
+    def __init__(
+        self,
+        session: pytest.Session,
+        assignment: Assignment,
+        supervisor: _SupervisorConnection,
+        *,
+        prints_at_once: bool,
+    ) -> None:
+        self._items = {item.nodeid: item for item in filter(is_launcher, session.items)}
+        self._config = assignment.config
+        self._results = assignment.request.results
+        self._code = session.config.rootpath
+        self._supervisor = supervisor
+        self._prints_at_once = prints_at_once
+
+    @contextmanager
+    def services(self) -> Iterator[LaunchServices]:
+        forget_rank()
+        yield LaunchServices(
+            results=self._results,
+            journal=self._supervisor,
+            limits=self._config.limits,
+            on_release=self._on_release,
+            on_quit=self._on_quit,
+            echo=self._supervisor.echo if self._prints_at_once else None,
+            code=self._code,
+        )
+
+    def _on_release(self, world_size: int) -> None:
+        self._supervisor.send(Released(nodeid=self._supervisor.nodeid, world_size=world_size))
+
+    def _on_quit(self) -> None:
+        self._supervisor.send(Debugging(is_waiting=False, has_quit=True))
+
+    def launch_options(self, _case: unittest.TestCase) -> LaunchOptions:
+        item = self._items[self._supervisor.nodeid]
+        return LaunchOptions(
+            nodeid=item.nodeid,
+            limit=time_limit(item, self._config),
+            may_disagree=may_disagree(item.nodeid, self._config.mixed_skip),
+        )
+
+    def rank_options(self, nodeid: str) -> RankOptions:
+        return RankOptions(nodeid=nodeid, seed=seed_of_test(self._config.seed, nodeid))
+
+
+class _RepeatDetector:
+    """A pytest plugin that separates the launcher's own errors from those that its ranks have reported."""
+
+    def __init__(self, supervisor: _SupervisorConnection) -> None:
+        self._supervisor = supervisor
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Store the node id of the running test."""
+        self._supervisor.nodeid = item.nodeid
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[Any]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Report whether a phase repeats a rank's error, and which errors pytest hides."""
+        # pytest reads the exception of a unittest case from here.
+        info = next(iter(getattr(item, "_excinfo", None) or ()), call.excinfo)
+        if info is not None:
+            _compare_raised(item, info.value)
+        report = yield
+        if has_thread_ranks(item):
+            self._supervisor.send(SharesOutcome(nodeid=item.nodeid))
+        # If both a unittest test and its tearDown raise, pytest shows the first error only.
+        hidden = [info.value for info in getattr(item, "_excinfo", None) or ()]
+        if call.excinfo is not None and getattr(call.excinfo.value, REPEATS_RANKS_ATTRIBUTE, False):
+            self._supervisor.send(RepeatsRanks(nodeid=item.nodeid, when=call.when))
+        for error in hidden:
+            if not getattr(error, REPEATS_RANKS_ATTRIBUTE, False):
+                self._supervisor.send(HiddenError(nodeid=item.nodeid, phase=_hidden(error)))
+        return report
+
+
+def _compare_raised(item: pytest.Item, error: BaseException) -> None:
+    """Apply ``xfail(raises=...)`` to the exception of the rank, rather than to :class:`RankFailureError`."""
+    expected = item.stash.get(xfailed_key, None)
+    if expected is not None and isinstance(error, RankFailureError) and isinstance(expected.raises, type | tuple):
+        kinds = expected.raises if isinstance(expected.raises, tuple) else (expected.raises,)
+        is_expected = any(kind.__name__ in error.raised for kind in kinds)
+        item.stash[xfailed_key] = replace(expected, raises=None if is_expected else ())
+
+
+def _hidden(error: BaseException) -> Phase:
+    info = pytest.ExceptionInfo.from_exception(error)
+    return Phase(
+        when="teardown",
+        outcome=Outcome.ERRORED,
+        duration=0.0,
+        message=shorten(headline(info.exconly(tryshort=True)), MESSAGE_LIMIT),
+        text=shorten(str(info.getrepr(style="long"))),
+    )
