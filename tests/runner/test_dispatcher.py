@@ -199,17 +199,17 @@ def test_no_job_with_gpus_overtakes_one_that_lacks_only_gpus_of_another_run(disp
 SICK = (GpuFailed(gpu="GPU-a", name="GPU 0 (GPU-a)", message="it hangs"), FINISHED)
 
 
-def well(*gpus):
+def healthy(*gpus):
     return (GpusChecked(gpus=gpus, seconds=1.0), *WELL)
 
 
-def test_a_gpu_that_is_sick_is_leased_no_more_and_its_job_runs_elsewhere(dispatcher, engine, jobs, lines):
+def test_a_gpu_that_is_unhealthy_is_leased_no_more_and_its_job_runs_elsewhere(dispatcher, engine, jobs, lines):
     engine.records[FIRST] = SICK
     engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: WELL})
     dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b"), retries=1).run([jobs[FIRST]])
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
     assert f"{FIRST}/tiny: retrying the whole job (1 of 1)" in lines
-    assert "GPU 0 (GPU-a) is sick: this run gives it to no other job" in lines
+    assert "GPU 0 (GPU-a) is unhealthy: this run gives it to no other job" in lines
 
 
 def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_go_on(dispatcher, engine, jobs, records):
@@ -218,16 +218,16 @@ def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_g
     engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: WELL})
     dispatcher([jobs[FIRST], other], gpus=("GPU-a", "GPU-b"), most=1).run([jobs[FIRST], other])
     error = records()[FIRST]["error"]
-    assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is sick: it hangs.")
+    assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is unhealthy: it hangs.")
     spec, _ = engine.specs[FIRST]
     assert (spec.job_id, spec.gpus) == (other.id, ("GPU-b",))
 
 
-def test_a_gpu_that_proves_to_be_sick_just_before_it_is_leased_goes_to_no_job(dispatcher, engine, jobs, monkeypatch):
+def test_a_gpu_that_proves_to_be_unhealthy_just_before_it_is_leased_goes_to_no_job(dispatcher, engine, jobs, monkeypatch):
     work = dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b"))
 
     def lease_after_its_last_job(gpus, *rest):
-        work._pool.report_sick(["GPU-a"])
+        work._pool.report_unhealthy(["GPU-a"])
         return try_lease(gpus, *rest)
 
     monkeypatch.setattr("allranks.runner.gpu_leases.try_lease", lease_after_its_last_job)
@@ -238,18 +238,18 @@ def test_a_gpu_that_proves_to_be_sick_just_before_it_is_leased_goes_to_no_job(di
 def test_a_gpu_that_did_not_compute_is_written_down_for_later_runs(dispatcher, engine, jobs, locks):
     engine.records[FIRST] = SICK
     dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b")).run([jobs[FIRST]])
-    assert [path.name for path in locks.glob("sick-*")] == ["sick-GPU-a"]
-    assert json.loads((locks / "sick-GPU-a").read_text())["why"] == "it hangs"
+    assert [path.name for path in locks.glob("unhealthy-*")] == ["unhealthy-GPU-a"]
+    assert json.loads((locks / "unhealthy-GPU-a").read_text())["why"] == "it hangs"
 
 
-def test_a_gpu_of_another_node_that_is_sick_is_known_though_the_leading_agent_only_says_that_it_failed(
+def test_a_gpu_of_another_node_that_is_unhealthy_is_known_though_the_leading_agent_only_says_that_it_failed(
     dispatcher, engine, jobs, records
 ):
-    broken = CollectionFailed(nodeid="", text="node 1: GPU 0 (GPU-a) is sick: it hangs")
+    broken = CollectionFailed(nodeid="", text="node 1: GPU 0 (GPU-a) is unhealthy: it hangs")
     engine.records[FIRST] = (broken, *SICK)
     dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b")).run([jobs[FIRST]])
     error = records()[FIRST]["error"]
-    assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is sick: it hangs.")
+    assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is unhealthy: it hangs.")
 
 
 def test_a_job_that_needs_more_gpus_than_are_well_says_so_and_is_not_skipped(dispatcher, engine, jobs, records):
@@ -257,7 +257,7 @@ def test_a_job_that_needs_more_gpus_than_are_well_says_so_and_is_not_skipped(dis
     again = replace(jobs[BOTH], suite=replace(jobs[BOTH].suite, name="third"))
     engine.records[BOTH] = SICK
     dispatcher([*wanted, again], gpus=("GPU-a", "GPU-b"), most=1).run([wanted[0], again, wanted[1]])
-    assert records()[BOTH]["error"]["what"] == "GPU 0 (GPU-a) is sick: it hangs."
+    assert records()[BOTH]["error"]["what"] == "GPU 0 (GPU-a) is unhealthy: it hangs."
     assert engine.log.count(f"start {BOTH}") == 1
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
 
@@ -265,7 +265,7 @@ def test_a_job_that_needs_more_gpus_than_are_well_says_so_and_is_not_skipped(dis
 def test_each_gpu_is_tried_once_in_each_image(dispatcher, engine, jobs):
     several = [replace(jobs[BOTH], suite=replace(jobs[BOTH].suite, name=name)) for name in "abc"]
     asked = []
-    engine.records[BOTH] = well("GPU-a", "GPU-b")
+    engine.records[BOTH] = healthy("GPU-a", "GPU-b")
     engine.acts["go", BOTH] = lambda: asked.append([each.gpu for each in engine.specs[BOTH][0].agent.check_gpus])
     images = iter(["one", "one", "two"])
     dispatcher(

@@ -1,4 +1,4 @@
-"""The GPU pool alone: leases, sick GPUs, and its place in the host-wide queue."""
+"""The GPU pool alone: leases, unhealthy GPUs, and its place in the host-wide queue."""
 
 import pytest
 
@@ -24,9 +24,9 @@ def test_a_lease_takes_all_that_is_asked_for_or_nothing(pool):
     assert pool.count_free() == 2
 
 
-def test_a_sick_gpu_is_leased_no_more(pool):
-    pool.report_sick(["GPU-a"])
-    assert (pool.healthy, pool.count_free(), pool.sick_among(GPUS)) == (("GPU-b",), 1, ["GPU-a"])
+def test_an_unhealthy_gpu_is_leased_no_more(pool):
+    pool.report_unhealthy(["GPU-a"])
+    assert (pool.healthy, pool.count_free(), pool.unhealthy_among(GPUS)) == (("GPU-b",), 1, ["GPU-a"])
     assert pool.lease(2, "job") is None
     with pool.lease(1, "job") as lease:
         assert lease.gpus == ("GPU-b",)

@@ -41,14 +41,14 @@ def job_error(records, ending):
     return facts(*records).error(ending, TimeLimit(value=3.0, setting="limits.job"))
 
 
-def test_a_sick_gpu_is_an_error_of_the_infrastructure_that_names_it():
+def test_an_unhealthy_gpu_is_an_error_of_the_infrastructure_that_names_it():
     records = (
         GpusChecked(gpus=("GPU-a",), seconds=1.0),
         GpuFailed(gpu="GPU-b", name="GPU 1 (H100, GPU-b)", message="it hangs"),
     )
     error = job_error(records, JobExit(status=1))
-    assert (error.kind, error.what) == ("infrastructure", "GPU 1 (H100, GPU-b) is sick: it hangs.")
-    assert (facts(*records).well_gpus, facts(*records).sick_gpus) == ({"GPU-a"}, {"GPU-b": "it hangs"})
+    assert (error.kind, error.what) == ("infrastructure", "GPU 1 (H100, GPU-b) is unhealthy: it hangs.")
+    assert (facts(*records).healthy_gpus, facts(*records).unhealthy_gpus) == ({"GPU-a"}, {"GPU-b": "it hangs"})
 
 
 def test_a_gpu_that_is_lost_in_the_middle_of_a_job_is_the_infrastructures_fault():
@@ -57,7 +57,7 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_job_is_the_infrastructures_fault(
     error = job_error(records, JobExit(status=1))
     assert (error.kind, error.what) == ("infrastructure", lost.message)
     assert "nvidia-smi" in error.remedy
-    assert (facts(*records).has_lost_a_gpu, facts(*records).well_gpus) == (True, frozenset())
+    assert (facts(*records).has_lost_a_gpu, facts(*records).healthy_gpus) == (True, frozenset())
 
 
 def test_another_torch_than_the_cells_is_the_infrastructures_fault():

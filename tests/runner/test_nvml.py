@@ -130,18 +130,18 @@ def test_nvidias_bindings_ask_a_drivers_library(tmp_path, lost, told):
     ],
 )
 def test_what_the_driver_says_of_a_gpus_health_is_told(about, said):
-    sick, well = nvidia_gpus(FakeNvml([device("a", **about), device("b")]))
-    assert sick.trouble.startswith(said)
-    assert bool(sick.trouble) == bool(said)
-    assert well.trouble == ""
+    unhealthy, healthy = nvidia_gpus(FakeNvml([device("a", **about), device("b")]))
+    assert unhealthy.trouble.startswith(said)
+    assert bool(unhealthy.trouble) == bool(said)
+    assert healthy.trouble == ""
 
 
-def test_an_instance_is_as_sick_as_the_gpu_that_it_is_a_part_of():
+def test_an_instance_is_as_unhealthy_as_the_gpu_that_it_is_a_part_of():
     [instance] = nvidia_gpus(FakeNvml([device("a", mig=(device("i"),), rows=(0, 0, 0, 1))]))
     assert instance.trouble
 
 
-def test_the_inventory_has_the_sick_and_the_drivers_version():
+def test_the_inventory_has_the_unhealthy_and_the_drivers_version():
     found = take_inventory("nvidia", {}, nvml=FakeNvml([device("a", ecc=1), device("b")], driver="535.104.05"))
     assert found.version == "535.104.05"
     assert set(found.troubles) == {"GPU-a"}

@@ -21,7 +21,7 @@ from allranks.engines.gpus import GpuMode, Inventory, nvidia_cards, take_invento
 from allranks.engines.registry import engine_names, examine_engine
 from allranks.errors import DeviceError
 from allranks.ownership import lock_folder
-from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus
+from allranks.runner.unhealthy_gpus import UNHEALTHY_REMEDY, unhealthy_gpus
 from allranks.user_cache import cache_folder, cache_limit
 
 _GIB: Final = 1 << 30
@@ -121,9 +121,9 @@ def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
 
 
 def examine_health(inventory: Inventory) -> Iterator[Finding]:
-    """Check whether the driver, or earlier runs, have found a GPU to be sick."""
-    for gpu, why in sick_gpus(inventory).items():
-        yield Finding("sick GPU", f"{inventory.name_of(gpu)} is sick: {why}", SICK_REMEDY)
+    """Check whether the driver, or earlier runs, have found a GPU to be unhealthy."""
+    for gpu, why in unhealthy_gpus(inventory).items():
+        yield Finding("unhealthy GPU", f"{inventory.name_of(gpu)} is unhealthy: {why}", UNHEALTHY_REMEDY)
 
 
 def examine_folders(results: Path, shm: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - a default to check

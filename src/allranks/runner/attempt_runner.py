@@ -37,7 +37,7 @@ from allranks.runner.listener import RunListener
 from allranks.runner.request import AttemptOptions, job_spec, room_of
 from allranks.runner.results_folder import RunFolder, as_results_error, write_json
 from allranks.runner.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
-from allranks.runner.sick_gpus import report_failures, report_successes
+from allranks.runner.unhealthy_gpus import report_failures, report_successes
 from allranks.runner.tasks import Capacity, Task
 
 Environment = JobEnvironment | AllranksError
@@ -141,8 +141,8 @@ class JobAttempt:
         facts, spec, job = self.facts, self.spec, self.job
         if self.running is not None and spec is not None:
             found = facts.error(self.ending, spec.agent.limits.limit("job"))
-            # A collection error stands however the job ended, and so does a sick GPU, which may have ended it.
-            comes_first = found and (found.kind == "collection" or facts.sick_gpus)
+            # A collection error stands however the job ended, and so does an unhealthy GPU, which may have ended it.
+            comes_first = found and (found.kind == "collection" or facts.unhealthy_gpus)
             self.error = self.fault or (found if comes_first else self.error or found)
         return JobRecord(
             id=job.id,
@@ -363,15 +363,15 @@ class AttemptRunner:
         self.live.take(attempt.job.id, report)
 
     def _report_gpus(self, attempt: JobAttempt, spec: JobSpec) -> None:
-        """Tell the pool which GPUs compute, before the lease ends: the next one must not hold a sick GPU."""
+        """Tell the pool which GPUs compute, before the lease ends: the next one must not hold an unhealthy GPU."""
         python = JobEnvironment(image=spec.image, python=spec.python, python_path=spec.python_path)
-        self.pool.report_checked(attempt.facts.well_gpus, python)
+        self.pool.report_checked(attempt.facts.healthy_gpus, python)
         if attempt.facts.has_lost_a_gpu:
             self.pool.forget_checks(attempt.lease.gpus)
-        sick = {gpu: why for gpu, why in attempt.facts.sick_gpus.items() if gpu in attempt.lease.gpus}
-        self.pool.report_sick(sick)
-        report_successes(attempt.facts.well_gpus)
-        report_failures(attempt.run_id, sick)
+        unhealthy = {gpu: why for gpu, why in attempt.facts.unhealthy_gpus.items() if gpu in attempt.lease.gpus}
+        self.pool.report_unhealthy(unhealthy)
+        report_successes(attempt.facts.healthy_gpus)
+        report_failures(attempt.run_id, unhealthy)
 
     def _put_away(self, attempt: JobAttempt) -> None:
         """Copy the job's files, and record its result."""

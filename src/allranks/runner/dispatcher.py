@@ -223,10 +223,10 @@ class Dispatcher:
         """Remove a closed job; raise the error of its thread."""
         attempt.thread.join()
         self._active.remove(attempt)
-        sick = self._pool.sick_among(attempt.lease.gpus)
-        self._capacity = self._capacity.minus(Capacity(gpus=len(sick)))
-        for gpu in sick:
-            self._live.say(f"{self._host.name_of(gpu)} is sick: this run gives it to no other job")
+        unhealthy = self._pool.unhealthy_among(attempt.lease.gpus)
+        self._capacity = self._capacity.minus(Capacity(gpus=len(unhealthy)))
+        for gpu in unhealthy:
+            self._live.say(f"{self._host.name_of(gpu)} is unhealthy: this run gives it to no other job")
         if self._stopped is not None:
             self._attempts.record_unstarted(attempt.task, attempt.job, self._stopped)
         elif attempt.left is not None:
@@ -237,12 +237,12 @@ class Dispatcher:
 
     def _give_up_too_large(self) -> None:
         """Record an error for each job that needs more GPUs than are healthy."""
-        well, sick = len(self._pool.healthy), self._pool.sick_among(self._host.gpus)
-        too_large = [task for task in self._waiting if task.room.gpus > well] if sick else []
+        healthy, unhealthy = len(self._pool.healthy), self._pool.unhealthy_among(self._host.gpus)
+        too_large = [task for task in self._waiting if task.room.gpus > healthy] if unhealthy else []
         for task in too_large:
             self._waiting.remove(task)
-            names = ", ".join(map(self._host.name_of, sick))
-            what = f"It needs {task.room.gpus} GPUs, and {well} GPUs of this host are well: {names} is sick."
+            names = ", ".join(map(self._host.name_of, unhealthy))
+            what = f"It needs {task.room.gpus} GPUs, and {healthy} GPUs of this host are healthy: {names} is unhealthy."
             why = JobError(kind="infrastructure", what=what, remedy="Repair it, and go on: allranks run --resume.")
             job = self._jobs[task.number]
             self._attempts.record_unstarted(task, job, why)

@@ -217,19 +217,19 @@ class GpuPool:
     def __init__(self, gpus: tuple[str, ...], run_id: str) -> None:
         self._gpus = gpus
         self._run_id = run_id
-        self._sick: set[str] = set()
+        self._unhealthy: set[str] = set()
         self._checked: set[tuple[str, JobEnvironment]] = set()
         self._queue_entry: QueueEntry | None = None
         self._queued_job = ""
 
     @property
     def healthy(self) -> tuple[str, ...]:
-        """The GPUs that are not known to be sick."""
-        return tuple(gpu for gpu in self._gpus if gpu not in self._sick)
+        """The GPUs that are not known to be unhealthy."""
+        return tuple(gpu for gpu in self._gpus if gpu not in self._unhealthy)
 
-    def sick_among(self, gpus: Iterable[str]) -> list[str]:
+    def unhealthy_among(self, gpus: Iterable[str]) -> list[str]:
         """Those of the GPUs that are leased no more, sorted."""
-        return sorted(self._sick.intersection(gpus))
+        return sorted(self._unhealthy.intersection(gpus))
 
     def count_free(self) -> int:
         """How many GPUs no run holds at this moment, nor waits for ahead of this run."""
@@ -239,8 +239,8 @@ class GpuPool:
         """Lease GPUs to a job, all of them or none; None if too few are free or another run is ahead in the queue."""
         holder = Holder(run_id=self._run_id, job_id=job_id, pid=os.getpid(), since=time.time())
         lease = try_lease(self.healthy, count, holder, self._queue_entry)
-        if lease is not None and self.sick_among(lease.gpus):
-            with lease:  # its previous job reported it sick and released it after `healthy` was read
+        if lease is not None and self.unhealthy_among(lease.gpus):
+            with lease:  # its previous job reported it unhealthy and released it after `healthy` was read
                 return None
         if lease is not None and lease.gpus and job_id == self._queued_job:
             self.leave_queue()  # runs that joined meanwhile are ahead of this run's next job
@@ -259,9 +259,9 @@ class GpuPool:
             self._queue_entry.leave()
             self._queue_entry = None
 
-    def report_sick(self, gpus: Iterable[str]) -> None:
+    def report_unhealthy(self, gpus: Iterable[str]) -> None:
         """Lease these GPUs no more. Call it from any thread, before the lease that showed it ends."""
-        self._sick.update(gpus)
+        self._unhealthy.update(gpus)
 
     def report_checked(self, gpus: Iterable[str], environment: JobEnvironment) -> None:
         """Record that these GPUs have computed with this Python: later jobs need not check them. From any thread."""

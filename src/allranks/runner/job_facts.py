@@ -143,7 +143,7 @@ class JobFacts:
         return (*_rates(self.repeated), *(text.rstrip(".") for text in said), *left)
 
     @property
-    def sick_gpus(self) -> Mapping[str, str]:
+    def unhealthy_gpus(self) -> Mapping[str, str]:
         """The GPUs of the job that did not compute, by id, with what each has come to."""
         return {each.gpu: each.message for each in self._all(GpuFailed)}
 
@@ -153,7 +153,7 @@ class JobFacts:
         return any(each.kind is FailureKind.GPU for each in self._all(AgentFailed))
 
     @property
-    def well_gpus(self) -> frozenset[str]:
+    def healthy_gpus(self) -> frozenset[str]:
         """The GPUs of the job that did compute, as far as it tried them."""
         return frozenset(gpu for each in self._all(GpusChecked) for gpu in each.gpus if not self.has_lost_a_gpu)
 
@@ -246,7 +246,7 @@ def _whose(left: LeftBehind) -> str:
 
 
 def _gpu_error(failures: Sequence[GpuFailed]) -> JobError:
-    what = "; ".join(f"{each.name} is sick: {each.message}" for each in failures)
+    what = "; ".join(f"{each.name} is unhealthy: {each.message}" for each in failures)
     why = "Before a job's tests each of its GPUs multiplies two small matrices."
     return JobError(kind="infrastructure", what=f"{what}.", why=why, remedy=_SEE_THE_GPU)
 

@@ -96,7 +96,7 @@ class RetryPolicy:
 
     Args:
         retries: How often a job may be retried for tests that went wrong. Infrastructure errors have as many of their
-            own: a job that had a sick GPU keeps its retries for flaky tests.
+            own: a job that had an unhealthy GPU keeps its retries for flaky tests.
         selections: The tests of the first attempt at a job, by the job's id; a job that is not in it runs whole.
     """
 

@@ -33,7 +33,7 @@ from allranks.runner.listener import Detail
 from allranks.runner.machines.plan_file import OwnPart
 from allranks.runner.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
 from allranks.runner.retry_policy import Again, RunPolicy
-from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus
+from allranks.runner.unhealthy_gpus import UNHEALTHY_REMEDY, unhealthy_gpus
 
 ENOUGH = 65_536
 """For some ten thousand jobs at a time; far below what slows programs that iterate over all possible descriptors."""
@@ -94,7 +94,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
     if isinstance(engine, Engine) and engine.has_queue:
         _refuse_uneven_gpus(engine, jobs)
     else:
-        _refuse_sick_gpus(inventory, jobs)
+        _reject_unhealthy_gpus(inventory, jobs)
     if options.left is not None:
         _remove_remains()
     to_do, again = _to_do(jobs, options.left)
@@ -138,14 +138,14 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
         raise DeviceError(what, why=why, remedy=remedy)
 
 
-def _refuse_sick_gpus(inventory: Inventory, jobs: Iterable[Job]) -> None:
-    """Refuse a host with a GPU that is known to be sick: whichever job it fails, the machine is at fault."""
+def _reject_unhealthy_gpus(inventory: Inventory, jobs: Iterable[Job]) -> None:
+    """Refuse a host with a GPU that is known to be unhealthy: whichever job it fails, the machine is at fault."""
     if not any(job.cell.gpu_count for job in jobs):
         return
-    if sick := sick_gpus(inventory):
-        names = [f"{inventory.name_of(gpu)} is sick: {why}" for gpu, why in sick.items()]
+    if unhealthy := unhealthy_gpus(inventory):
+        names = [f"{inventory.name_of(gpu)} is unhealthy: {why}" for gpu, why in unhealthy.items()]
         msg = f"This machine ({socket.gethostname()}) takes no jobs with GPUs: {'; '.join(names)}."
-        raise DeviceError(msg, remedy=SICK_REMEDY)
+        raise DeviceError(msg, remedy=UNHEALTHY_REMEDY)
 
 
 def _refuse_uneven_gpus(engine: Engine, jobs: Iterable[Job]) -> None:

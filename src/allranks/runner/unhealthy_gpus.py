@@ -19,13 +19,13 @@ from allranks.ownership import lock_folder, open_lock
 if TYPE_CHECKING:
     from allranks.engines.gpus import Inventory
 
-SICK_REMEDY: Final = "Reset or replace it (nvidia-smi -q, dmesg); or leave it out: --gpus, CUDA_VISIBLE_DEVICES."
+UNHEALTHY_REMEDY: Final = "Reset or replace it (nvidia-smi -q, dmesg); or leave it out: --gpus, CUDA_VISIBLE_DEVICES."
 
-_PREFIX: Final = "sick-"
+_PREFIX: Final = "unhealthy-"
 _STRIKES: Final = 2
 
 
-def sick_gpus(inventory: "Inventory") -> dict[str, str]:
+def unhealthy_gpus(inventory: "Inventory") -> dict[str, str]:
     """The GPUs of an inventory that no job should get, each with the reason."""
     troubles = {gpu: inventory.troubles[gpu] for gpu in inventory.gpus if gpu in inventory.troubles}
     return {**quarantined(inventory.gpus), **troubles}
