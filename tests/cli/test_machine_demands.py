@@ -81,7 +81,9 @@ def test_a_machine_that_has_all_has_no_problem(cells, matrix, machine):
     assert problems(cells, matrix) == {}
 
 
-def test_too_few_gpus_an_unhealthy_one_and_no_toolkit_are_problems_and_the_rest_of_the_engine_is_none(cells, matrix, machine):
+def test_too_few_gpus_an_unhealthy_one_and_no_toolkit_are_problems_and_the_rest_of_the_engine_is_none(
+    cells, matrix, machine
+):
     unhealthy = Inventory(gpus=("GPU-a",), troubles={"GPU-a": "it needs a reset"}, version="580.95.05")
     machine(unhealthy, Finding("toolkit", "NVIDIA's is not there", "Install it."), Finding("clock", "late", "Set it."))
     found = problems(cells, matrix)

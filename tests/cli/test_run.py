@@ -362,9 +362,9 @@ def test_one_process_of_a_launcher_runs_as_any_other(allranks, runs, monkeypatch
 def test_processes_of_a_launcher_may_share_a_run_that_they_name(allranks, runs, monkeypatch, by_nox, code):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ALLRANKS_RUN_ID", "shared")
-    monkeypatch.delenv("ALLRANKS_PARTY", raising=False)
+    monkeypatch.delenv("ALLRANKS_INVOCATION_ID", raising=False)
     if by_nox:
-        monkeypatch.setenv("ALLRANKS_PARTY", "a nox process, which names a run of its own")
+        monkeypatch.setenv("ALLRANKS_INVOCATION_ID", "a nox process, which names a run of its own")
     assert allranks("run", "gloo-w1")[0] == code
     assert len(runs) == (code == 0)
 

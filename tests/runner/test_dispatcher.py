@@ -223,7 +223,9 @@ def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_g
     assert (spec.job_id, spec.gpus) == (other.id, ("GPU-b",))
 
 
-def test_a_gpu_that_proves_to_be_unhealthy_just_before_it_is_leased_goes_to_no_job(dispatcher, engine, jobs, monkeypatch):
+def test_a_gpu_that_proves_to_be_unhealthy_just_before_it_is_leased_goes_to_no_job(
+    dispatcher, engine, jobs, monkeypatch
+):
     work = dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b"))
 
     def lease_after_its_last_job(gpus, *rest):

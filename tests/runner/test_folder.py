@@ -12,7 +12,7 @@ from allranks.matrix.declaration import load
 from allranks.ownership import own_run
 from allranks.report.run_files import JobRecord, Manifest, as_json
 from allranks.runner import results_folder as schedule_folder
-from allranks.runner.results_folder import facts_of, new_run_id, open_run, own_party, take_jobs, write_json
+from allranks.runner.results_folder import claim_jobs, facts_of, invocation_id, new_run_id, open_run, write_json
 
 JOIN = """
 import sys
@@ -143,14 +143,14 @@ from pathlib import Path
 from allranks import ownership
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
-from allranks.runner.results_folder import take_jobs
+from allranks.runner.results_folder import claim_jobs
 
 ownership.lock_folder = lambda: Path(sys.argv[1])
 expansion = load(Path(sys.argv[2]))
 jobs = [job for job in plan(expansion.matrix, expansion.cells) if job.cell.id in sys.argv[5:]]
 with ownership.own_run("r1") as owned:
     try:
-        take_jobs(Path(sys.argv[3]), owned, jobs, print, party=sys.argv[4], goes_on=False)
+        claim_jobs(Path(sys.argv[3]), owned, jobs, print, invocation=sys.argv[4], resuming=False)
     except Exception as error:
         print(error, flush=True)
     else:
@@ -166,8 +166,14 @@ def elsewhere(locks, repository, tmp_path):
     """Have another process take jobs, and keep them until its standard input ends; it and its first line."""
     with ExitStack() as stack:
 
-        def take(party, *cells):
-            command = [sys.executable, "-c", OWN, *map(str, (locks, repository, tmp_path / "results", party)), *cells]
+        def take(invocation, *cells):
+            command = [
+                sys.executable,
+                "-c",
+                OWN,
+                *map(str, (locks, repository, tmp_path / "results", invocation)),
+                *cells,
+            ]
             process = stack.enter_context(
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             )
@@ -179,13 +185,20 @@ def elsewhere(locks, repository, tmp_path):
 
 @pytest.fixture
 def take(tmp_path, jobs, lines, locks):
-    """Take jobs as a party, for as long as the run is owned afterwards."""
+    """Claim jobs as an invocation, for as long as the run is owned afterwards."""
     assert locks
     with ExitStack() as stack:
 
-        def take(party, *cells, goes_on=False, say=lines):
+        def take(invocation, *cells, resuming=False, say=lines):
             owned = stack.enter_context(own_run("r1"))
-            take_jobs(tmp_path / "results", owned, [jobs[cell] for cell in cells], say, party=party, goes_on=goes_on)
+            claim_jobs(
+                tmp_path / "results",
+                owned,
+                [jobs[cell] for cell in cells],
+                say,
+                invocation=invocation,
+                resuming=resuming,
+            )
 
         yield take
 
@@ -204,7 +217,7 @@ def test_two_parties_never_own_one_job_at_once_and_who_is_refused_has_none(take,
 def test_going_on_does_not_take_what_a_living_owner_has(take, elsewhere):
     elsewhere("a", ONE)
     with pytest.raises(UsageError, match="is being run"):
-        take("b", ONE, goes_on=True)
+        take("b", ONE, resuming=True)
 
 
 def test_what_another_party_has_run_is_not_run_again_unless_it_is_gone_on_with(take, make_folder, jobs, elsewhere):
@@ -215,7 +228,7 @@ def test_what_another_party_has_run_is_not_run_again_unless_it_is_gone_on_with(t
     with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 has been run already"):
         take("b", ONE, OTHER)
     take("c", OTHER)
-    take("d", ONE, goes_on=True)
+    take("d", ONE, resuming=True)
 
 
 def test_what_was_taken_and_never_begun_is_free_when_its_owner_is_dead(take, elsewhere):
@@ -240,11 +253,11 @@ def test_sessions_of_one_nox_run_different_jobs_at_once_and_one_job_after_the_ot
     assert lines == [f"waiting for {ONE}/tiny: another session of this nox command runs it"]
 
 
-def test_a_party_of_its_own_is_who_has_no_nox(monkeypatch):
-    monkeypatch.delenv("ALLRANKS_PARTY", raising=False)
-    assert own_party() != own_party()
-    monkeypatch.setenv("ALLRANKS_PARTY", "nox")
-    assert own_party() == "nox"
+def test_a_process_without_nox_is_an_invocation_of_its_own(monkeypatch):
+    monkeypatch.delenv("ALLRANKS_INVOCATION_ID", raising=False)
+    assert invocation_id() != invocation_id()
+    monkeypatch.setenv("ALLRANKS_INVOCATION_ID", "nox")
+    assert invocation_id() == "nox"
 
 
 def test_owners_that_cannot_be_read_are_an_error_that_names_the_folder(take, make_folder):

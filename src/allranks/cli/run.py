@@ -28,7 +28,7 @@ from allranks.plugin_manager import run_by_plugins, section_makers
 from allranks.protocol.launcher_variables import LAUNCHERS
 from allranks.protocol.refusals import REFUSED
 from allranks.runner.ci_service import untrusted_output
-from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
+from allranks.runner.results_folder import INVOCATION_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from allranks.engines.base import Engine
@@ -115,7 +115,7 @@ class Options(JobOptions, Selection):
     )
 
     @property
-    def goes_on(self) -> bool:
+    def is_resuming(self) -> bool:
         """Whether an earlier run is continued."""
         return self.last_failed or self.resume
 
@@ -140,7 +140,7 @@ def _run_here(expansion: Expansion, options: Options, engine: "Engine | None") -
         expansion, options = _prepare_debugging(expansion, options)
     if part := PlanVariables.read().part():
         return _run_pack(expansion, options, engine, *part)
-    if options.goes_on:
+    if options.is_resuming:
         return _go_on(expansion, options, engine)
     jobs = chosen_jobs(expansion, options)
     return run_and_conclude(expansion, jobs, _own_run_options(expansion, options, engine))
@@ -197,7 +197,7 @@ def refuse_options(pytest_args: Sequence[str]) -> None:
 
 def _prepare_debugging(expansion: Expansion, options: Options) -> tuple[Expansion, Options]:
     """Check that a debugger can attach to its rank, of one job, and lift the limits that would end the session."""
-    if options.engine == "docker" or options.goes_on or PlanVariables.read().part():
+    if options.engine == "docker" or options.is_resuming or PlanVariables.read().part():
         msg = "--pdb-rank cannot be used here: only a process of this host can open this terminal."
         raise UsageError(msg, remedy=f"Use --engine process, no --resume or --lf, and unset {PLAN_FILE_VARIABLE}.")
     if not _terminal():
@@ -227,7 +227,7 @@ def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", p
     """Run the jobs that a plan assigns to this machine, as the plan specifies."""
     from allranks.runner.machines.plan_file import own_part  # noqa: PLC0415 - no other run needs it
 
-    if options.cells or options.where or options.suite or options.goes_on:
+    if options.cells or options.where or options.suite or options.is_resuming:
         msg = "A pack of a plan runs as planned: it can be neither narrowed nor resumed."
         remedy = f"Drop cells, --where, --suite, --resume and --lf, or unset {PLAN_FILE_VARIABLE} and {PACK_VARIABLE}."
         raise UsageError(msg, remedy=remedy)
@@ -286,7 +286,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -
 
     if not isinstance(options.engine, str):
         _refuse_too_wide(jobs, options.engine)
-    elif options.part is None and (RUN_ID_VARIABLE not in os.environ or PARTY_VARIABLE in os.environ):
+    elif options.part is None and (RUN_ID_VARIABLE not in os.environ or INVOCATION_VARIABLE in os.environ):
         # Else each process of a launcher may have a pack of its own, or other jobs of a run that all share by name.
         _refuse_launched(os.environ)
     if images := os.environ.get(IMAGES_VARIABLE):

@@ -37,8 +37,8 @@ from allranks.runner.listener import RunListener
 from allranks.runner.request import AttemptOptions, job_spec, room_of
 from allranks.runner.results_folder import RunFolder, as_results_error, write_json
 from allranks.runner.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
-from allranks.runner.unhealthy_gpus import report_failures, report_successes
 from allranks.runner.tasks import Capacity, Task
+from allranks.runner.unhealthy_gpus import report_failures, report_successes
 
 Environment = JobEnvironment | AllranksError
 """What a job's Python comes from, or why it has none."""

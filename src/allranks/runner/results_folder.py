@@ -109,23 +109,23 @@ def announced(manifest: Manifest, jobs: Iterable[Job], pytest_args: Sequence[str
 _LOCK = ".manifest.lock"
 
 _OWNERS = ".owners.json"
-"""Which party last ran each job of a run, by the job's id."""
+"""The invocation that last ran each job of a run, by the job's id."""
 
 RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
 """Names the run that several processes share, such as the sessions of one nox process."""
 
 
-PARTY_VARIABLE = "ALLRANKS_PARTY"
-"""Names the nox process whose sessions share a run: together they are one party."""
+INVOCATION_VARIABLE = "ALLRANKS_INVOCATION_ID"
+"""Identifies the nox command whose sessions share a run."""
 
 
-def own_party() -> str:
-    """The party of this process: the nox process that started it, else itself alone."""
-    return os.environ.get(PARTY_VARIABLE) or new_party()
+def invocation_id() -> str:
+    """The id of the nox command that started this process, or a new one for this process alone."""
+    return os.environ.get(INVOCATION_VARIABLE) or new_invocation_id()
 
 
-def new_party() -> str:
-    """A name that no other party has."""
+def new_invocation_id() -> str:
+    """A unique id."""
     return secrets.token_hex(8)
 
 
@@ -246,42 +246,44 @@ def change_manifest(results: Path, run_id: str, change: Callable[[Manifest | Non
     return manifest
 
 
-def take_jobs(  # noqa: PLR0913 - each is something else
-    results: Path, owned: OwnedRun, jobs: Sequence[Job], say: Callable[[str], None], *, party: str, goes_on: bool
+def claim_jobs(  # noqa: PLR0913 - each is something else
+    results: Path, owned: OwnedRun, jobs: Sequence[Job], say: Callable[[str], None], *, invocation: str, resuming: bool
 ) -> None:
     """Own jobs, all or none of them, before any of them starts, for as long as their run is owned.
 
-    A job belongs to one party: if a second one ran it again, its attempts would pass for retries of the first, and so
-    turn bad results good. Sessions of one nox process, such as that of a cell and that of a prefix of it, are one
-    party: they run a job one after the other. If a run goes on, any party may take its jobs.
+    A job belongs to one invocation. If a second one ran it too, its attempts would count as retries of the first, and
+    could turn failures into passes. The sessions of one nox command, such as those of a cell and of a cell prefix, are
+    one invocation and run a job one after the other. Any invocation may claim the jobs of a run that is being resumed.
 
     Raises:
-        UsageError: One of them is another party's.
+        UsageError: One of them belongs to another invocation.
     """
     path = results / owned.run_id
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
-        while (busy := _take_or_find_busy(path, owned, jobs, party, goes_on=goes_on)) is not None:
+        while (busy := _claim_or_find_busy(path, owned, jobs, invocation, resuming=resuming)) is not None:
             say(f"waiting for {busy}: another session of this nox command runs it")
             owned.wait_for(busy)
 
 
-def _take_or_find_busy(path: Path, owned: OwnedRun, jobs: Sequence[Job], party: str, *, goes_on: bool) -> str | None:
-    """Own all jobs; or own none, and return one that another session of the same party runs at this moment."""
+def _claim_or_find_busy(
+    path: Path, owned: OwnedRun, jobs: Sequence[Job], invocation: str, *, resuming: bool
+) -> str | None:
+    """Own all jobs; or own none, and return one that another session of the same invocation is running."""
     taken: list[str] = []
     with ExitStack() as undo, hold(path / _LOCK):
         undo.callback(_give_back, owned, taken)
         owners = _owners(path / _OWNERS)
         for job in jobs:
-            is_own = owners.get(job.id) == party
+            is_own = owners.get(job.id) == invocation
             if not owned.try_own(job.id):
                 if is_own:
                     return job.id
-                raise _is_others(job.id, owned.run_id, "is being run by another process")
+                raise _taken_error(job.id, owned.run_id, "is being run by another process")
             taken.append(job.id)
-            if not (is_own or goes_on) and has_begun(path / "cells" / job.cell.id / job.name):
-                raise _is_others(job.id, owned.run_id, "has been run already")
-        write_json(path / _OWNERS, {**owners, **dict.fromkeys(taken, party)})
+            if not (is_own or resuming) and has_begun(path / "cells" / job.cell.id / job.name):
+                raise _taken_error(job.id, owned.run_id, "has been run already")
+        write_json(path / _OWNERS, {**owners, **dict.fromkeys(taken, invocation)})
         undo.pop_all()
     return None
 
@@ -290,7 +292,7 @@ def _owners(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     owners = json.loads(path.read_text(encoding="utf-8"))
-    return {str(job_id): str(party) for job_id, party in owners.items()}
+    return {str(job_id): str(invocation) for job_id, invocation in owners.items()}
 
 
 def _give_back(owned: OwnedRun, taken: Iterable[str]) -> None:
@@ -298,12 +300,12 @@ def _give_back(owned: OwnedRun, taken: Iterable[str]) -> None:
         owned.disown(job_id)
 
 
-class OthersJobError(UsageError):
+class JobTakenError(UsageError):
     """A job belongs to another process, whose results stand."""
 
 
-def _is_others(job_id: str, run_id: str, how: str) -> OthersJobError:
-    return OthersJobError(
+def _taken_error(job_id: str, run_id: str, how: str) -> JobTakenError:
+    return JobTakenError(
         f"{job_id} of the run {run_id} {how}.",
         why="A job belongs to the process that runs it first: attempts of two would look like retries of one.",
         remedy=f"Resume that run when it has ended (--resume, --lf), or start another one: unset "

@@ -31,7 +31,7 @@ from allranks.runner.earlier_runs import take_snapshot
 from allranks.runner.host import choose_host, require_kernel
 from allranks.runner.listener import Detail
 from allranks.runner.machines.plan_file import OwnPart
-from allranks.runner.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
+from allranks.runner.results_folder import RunFolder, claim_jobs, facts_of, invocation_id, open_run
 from allranks.runner.retry_policy import Again, RunPolicy
 from allranks.runner.unhealthy_gpus import UNHEALTHY_REMEDY, unhealthy_gpus
 
@@ -99,8 +99,8 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         _remove_remains()
     to_do, again = _to_do(jobs, options.left)
     with own_run(options.run_id) as owned, ExitStack() as uses, interruptible():
-        goes_on = options.left is not None
-        take_jobs(options.results, owned, to_do, say, party=own_party(), goes_on=goes_on)
+        resuming = options.left is not None
+        claim_jobs(options.results, owned, to_do, say, invocation=invocation_id(), resuming=resuming)
         facts = facts_of(expansion)
         folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
         durations = expansion.matrix.root / DURATIONS_FILE

@@ -11,7 +11,7 @@ from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
 from allranks.runner.machines.planning import PlanOptions, plan_machines
 from allranks.runner.machines.refused_pack import recording_refusal
-from allranks.runner.results_folder import OthersJobError, has_begun
+from allranks.runner.results_folder import JobTakenError, has_begun
 
 SICK = DeviceError("There are 2 GPUs too few.", why="No driver.", remedy="Install one.")
 
@@ -154,7 +154,7 @@ def test_an_earlier_good_attempt_does_not_answer_for_a_refused_one(refuse, gathe
 
 
 def test_a_job_of_another_process_keeps_its_results(refuse):
-    assert not refuse(OthersJobError("It is being run.")).exists()
+    assert not refuse(JobTakenError("It is being run.")).exists()
 
 
 @pytest.mark.parametrize("change", [

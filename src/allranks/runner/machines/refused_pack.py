@@ -18,7 +18,7 @@ from allranks.report.run_files import JobError, JobRecord, Manifest, PlannedJob,
 from allranks.runner.attempt_runner import INTERRUPTED
 from allranks.runner.machines.plan_file import pack_called, read_plan
 from allranks.runner.results_folder import (
-    OthersJobError,
+    JobTakenError,
     as_results_error,
     change_manifest,
     has_begun,
@@ -38,7 +38,7 @@ def recording_refusal(command: Callable[[], ExitCode], results: Path, plan_file:
     """
     try:
         code = command()
-    except OthersJobError:
+    except JobTakenError:
         raise
     except (Exception, KeyboardInterrupt) as error:
         with suppress(Exception):  # nothing may hide the error itself
