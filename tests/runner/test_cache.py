@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from allranks.engines.base import FileCopy
-from allranks.runner.earlier_runs import carried_files, keep_cache
+from allranks.runner.earlier_runs import cache_files, keep_cache
 
 
 def write(path, text):
@@ -10,13 +10,13 @@ def write(path, text):
 
 
 def test_a_first_job_has_no_cache_to_take_along(tmp_path):
-    assert list(carried_files(tmp_path / "none", tmp_path)) == []
+    assert list(cache_files(tmp_path / "none", tmp_path)) == []
 
 
 def test_what_one_job_leaves_the_next_one_takes_along(tmp_path):
     write(tmp_path / "results/pytest-cache/v/cache/lastfailed", "{}")
     keep_cache(tmp_path / "results", tmp_path / "cache")
-    [copy] = carried_files(tmp_path / "cache", tmp_path)
+    [copy] = cache_files(tmp_path / "cache", tmp_path)
     assert copy == FileCopy(source=tmp_path / "cache", target=Path("pytest-cache/v"), root=tmp_path)
     assert (tmp_path / "cache/cache/lastfailed").read_text() == "{}"
 

@@ -45,7 +45,7 @@ FAILING = stream_of(
     failed(BAD, 1, "no"),
     FINISHED,
 )
-WHOLE = stream_of(BEGUN, Collected(tests=(GOOD,)), passed(GOOD, 0, 1), FINISHED)
+WHOLE_JOB = stream_of(BEGUN, Collected(tests=(GOOD,)), passed(GOOD, 0, 1), FINISHED)
 
 
 @dataclass
@@ -125,19 +125,19 @@ def damaged(data, place, change):
 @pytest.mark.parametrize("change", quick(2, ["flip", "cut", "lose", "add"]))
 def test_one_damaged_byte_betters_nothing_and_is_no_other_jobs_business(green, change):
     streams = [damaged(FAILING, place, change) for place in range(len(FAILING))]
-    *greens, whole, failing = green([*streams, WHOLE, FAILING])
+    *greens, whole, failing = green([*streams, WHOLE_JOB, FAILING])
     assert (whole, failing) == (True, False)
     assert [place for place, is_green in enumerate(greens) if is_green] == []
 
 
 def test_a_stream_without_a_list_of_tests_is_not_green(green):
-    assert green([stream_of(BEGUN, FINISHED), WHOLE]) == [False, True]
+    assert green([stream_of(BEGUN, FINISHED), WHOLE_JOB]) == [False, True]
 
 
 @pytest.mark.parametrize("has_journal", [True, False])
 @pytest.mark.parametrize("rank", [0, 7])
 def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path, rank, has_journal):
-    assert green([WHOLE]) == [True]
+    assert green([WHOLE_JOB]) == [True]
     [attempt] = (tmp_path / "results" / "r1").glob("cells/*/*/attempt-1")
     written = (attempt / "rank-0.xml").read_text()
     (attempt / f"rank-{rank}.xml").write_text(written.replace("<testcase ", '<testcase file="t.py" '))
@@ -149,7 +149,7 @@ def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path
 
 
 def test_a_journal_that_was_changed_contradicts_what_was_recorded(green, tmp_path):
-    assert green([WHOLE]) == [True]
+    assert green([WHOLE_JOB]) == [True]
     [journal] = (tmp_path / "results" / "r1").glob(f"cells/*/*/attempt-1/{JOURNAL}")
     journal.write_text(journal.read_text().replace('"at":', '"at": '))
     merged = merge(tmp_path / "results" / "r1", environ={})
@@ -176,6 +176,6 @@ def test_no_damage_at_all_betters_anything(green, data):
             start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
             text = data.draw(edits)(text, start, end)
         streams.append(text)
-    *greens, whole = green([*streams, WHOLE])
+    *greens, whole = green([*streams, WHOLE_JOB])
     assert whole
     assert not any(greens), [text for text, is_green in zip(streams, greens, strict=True) if is_green]

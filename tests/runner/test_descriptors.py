@@ -1,19 +1,19 @@
 import subprocess
 import sys
 
-from allranks.runner.run_jobs import ENOUGH
+from allranks.runner.run_jobs import DESCRIPTORS
 
 PROGRAM = """
 import resource, sys
-from allranks.runner.run_jobs import make_room_for_descriptors
+from allranks.runner.run_jobs import raise_descriptor_limit
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-make_room_for_descriptors(int(sys.argv[3]))
+raise_descriptor_limit(int(sys.argv[3]))
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
-def limits_from(soft: int, hard: int, enough: int = ENOUGH) -> tuple[int, int]:
+def limits_from(soft: int, hard: int, enough: int = DESCRIPTORS) -> tuple[int, int]:
     command = [sys.executable, "-c", PROGRAM, *map(str, (soft, hard, enough))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found, most = done.stdout.split()

@@ -209,7 +209,7 @@ def test_a_gpu_that_is_unhealthy_is_leased_no_more_and_its_job_runs_elsewhere(di
     dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b"), retries=1).run([jobs[FIRST]])
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
     assert f"{FIRST}/tiny: retrying the whole job (1 of 1)" in lines
-    assert "GPU 0 (GPU-a) is unhealthy: this run gives it to no other job" in lines
+    assert "GPU 0 (GPU-a) is unhealthy: no other job of this run will use it" in lines
 
 
 def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_go_on(dispatcher, engine, jobs, records):
@@ -678,8 +678,8 @@ def test_a_run_whose_time_is_over_ends_in_order_and_says_so_of_each_job(dispatch
     dispatcher(pair, most=1, seconds=0.2).run(pair)
     errors = {cell: record["error"] for cell, record in records().items()}
     assert [errors[cell]["kind"] for cell in (ONE, TWO)] == ["stopped", "stopped"]
-    assert errors[TWO]["what"] == "Not completed: the run's limit of 0.2 s is over."
-    assert "the run's limit of 0.2 s is over, and ends it" in lines
+    assert errors[TWO]["what"] == "Not completed: the run reached its limit of 0.2 s."
+    assert "the run reached its limit of 0.2 s: stopping" in lines
     assert f"go {TWO}" not in engine.log
 
 

@@ -13,7 +13,7 @@ from allranks.engines.registry import engines_here
 from allranks.errors import EngineError, ImageError
 from allranks.images import docker_client as engine_daemon
 from allranks.interruption import check
-from allranks.runner.host import _ForHost, choose_host, gpus_here
+from allranks.runner.host import _EnvironmentCache, choose_host, gpus_here
 
 
 class Client:
@@ -151,7 +151,7 @@ def for_host(matrix, lines, made):
             made.append(image.name)
             return JobEnvironment(image=image.name)
 
-        return _ForHost(ProcessEngine(), gpus, matrix, lines, make)
+        return _EnvironmentCache(ProcessEngine(), gpus, matrix, lines, make)
 
     return build
 
@@ -164,20 +164,20 @@ def test_a_job_runs_in_its_own_image_where_the_host_has_its_gpus(for_host, jobs,
 def test_a_job_whose_gpus_are_not_here_runs_in_the_image_without_and_says_so(for_host, jobs, lines):
     assert for_host("a")(jobs["nccl-w2-g2-env"]).image == "cpu"
     assert lines == [
-        "nccl-w2-g2-env asks for 2 GPUs, this host has 1: its tests will be skipped, in image cpu instead of cuda"
+        "nccl-w2-g2-env needs 2 GPUs, this host has 1: its tests will be skipped, in image cpu instead of cuda"
     ]
 
 
 def test_a_job_whose_gpus_are_not_here_keeps_its_image_where_there_is_no_other(for_host, jobs, lines, matrix):
     del matrix.images["cpu"]
     assert for_host()(jobs["nccl-w1-g1-env"]).image == "cuda"
-    assert lines == ["nccl-w1-g1-env asks for 1 GPU, this host has 0: its tests will be skipped"]
+    assert lines == ["nccl-w1-g1-env needs 1 GPU, this host has 0: its tests will be skipped"]
 
 
 def test_an_image_of_all_cells_is_not_named_where_gpus_are_not_here(for_host, jobs, lines, matrix):
     matrix.images["cpu"] = jobs["nccl-w1-g1-env"].image
     assert for_host()(jobs["nccl-w1-g1-env"]).image == "cuda"
-    assert lines == ["nccl-w1-g1-env asks for 1 GPU, this host has 0: its tests will be skipped"]
+    assert lines == ["nccl-w1-g1-env needs 1 GPU, this host has 0: its tests will be skipped"]
 
 
 def test_an_image_is_made_once_for_all_its_jobs(for_host, jobs, made):
@@ -201,7 +201,7 @@ def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines,
         msg = "No base."
         raise ImageError(msg)
 
-    environment = _ForHost(ProcessEngine(), (), matrix, lines, fail)
+    environment = _EnvironmentCache(ProcessEngine(), (), matrix, lines, fail)
     for cell in ("gloo-w1-g0-env", "gloo-w2-g0-env"):
         with pytest.raises(ImageError, match="No base"):
             environment(jobs[cell])
@@ -215,7 +215,7 @@ def test_an_image_that_takes_longer_than_its_limit_is_an_error_that_names_it(mat
 
     matrix = replace(matrix, limits=replace(matrix.limits, build=0.1))
     with pytest.raises(ImageError, match=r"cpu was not made in 0\.1 s") as error:
-        _ForHost(ProcessEngine(), (), matrix, lines, take_long)(jobs["gloo-w1-g0-env"])
+        _EnvironmentCache(ProcessEngine(), (), matrix, lines, take_long)(jobs["gloo-w1-g0-env"])
     assert "limits.build" in error.value.why
 
 

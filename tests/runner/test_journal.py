@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("locks")
 
 CELL = "gloo-w2-g0-env"
 STARTED = JobStarted(schema=SCHEMA, run_id="run-1", cell=CELL, suite="tiny", attempt=1, world_size=2)
-WHOLE = (STARTED, COLLECTED, PASSED, failed("t", 1, "assert 1 == 2", world_size=2))
+WHOLE_JOB = (STARTED, COLLECTED, PASSED, failed("t", 1, "assert 1 == 2", world_size=2))
 
 
 def write(path, *records):
@@ -33,7 +33,7 @@ def read(path):
 def attempt(tmp_path):
     folder = tmp_path / "run-1" / "cells" / CELL / "tiny" / "attempt-1"
     folder.mkdir(parents=True)
-    write(folder / JOURNAL, *WHOLE)
+    write(folder / JOURNAL, *WHOLE_JOB)
     return folder
 
 

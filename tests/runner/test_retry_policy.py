@@ -2,15 +2,15 @@
 
 import pytest
 
-from allranks.runner.retry_policy import WHOLE, Again, RetryPolicy
+from allranks.runner.retry_policy import WHOLE_JOB, JobSelection, RetryPolicy
 
-SOME = Again(tests=("a", "b"), base=1)
-ONE = Again(tests=("b",), base=2)
+SOME = JobSelection(tests=("a", "b"), base=1)
+ONE = JobSelection(tests=("b",), base=2)
 
 
 def test_a_retry_runs_what_is_left_and_says_so():
     policy = RetryPolicy(2, {})
-    assert policy.selection("job") is WHOLE
+    assert policy.selection("job") is WHOLE_JOB
     assert policy.retry("job", SOME) == "retrying 2 tests (1 of 2)"
     assert policy.selection("job") is SOME
     assert policy.retry("job", ONE) == "retrying 1 test (2 of 2)"
@@ -35,17 +35,17 @@ def test_each_job_has_retries_of_its_own():
 
 def test_infrastructure_errors_use_up_no_retries_for_tests():
     policy = RetryPolicy(1, {})
-    assert policy.retry("job", WHOLE, "infrastructure") == "retrying the whole job (1 of 1)"
-    assert policy.retry("job", WHOLE, "infrastructure") is None
+    assert policy.retry("job", WHOLE_JOB, "infrastructure") == "retrying the whole job (1 of 1)"
+    assert policy.retry("job", WHOLE_JOB, "infrastructure") is None
     assert policy.retry("job", SOME) == "retrying 2 tests (1 of 1)"
 
 
 @pytest.mark.parametrize("kind", ["collection", "usage"])
 def test_errors_that_every_attempt_repeats_are_not_retried(kind):
-    assert RetryPolicy(9, {}).retry("job", WHOLE, kind) is None
+    assert RetryPolicy(9, {}).retry("job", WHOLE_JOB, kind) is None
 
 
 def test_a_resumed_job_runs_what_an_earlier_run_left():
     policy = RetryPolicy(1, {"job": SOME})
     assert policy.selection("job") is SOME
-    assert policy.selection("other") is WHOLE
+    assert policy.selection("other") is WHOLE_JOB

@@ -3,7 +3,7 @@
 from allranks.matrix.declaration import load
 from allranks.report.run_files import DroppedCells, JudgingPolicy
 from allranks.runner.results_folder import facts_of
-from allranks.runner.run_jobs import _from_here
+from allranks.runner.run_jobs import _relative
 
 MATRIX = """
 [matrix]
@@ -38,5 +38,5 @@ def test_a_policy_that_the_matrix_file_does_not_set_stays_open(tmp_path):
 
 def test_a_path_below_the_current_folder_is_shown_as_one_types_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert str(_from_here(tmp_path / "results" / "latest")) == "results/latest"
-    assert _from_here(tmp_path.parent / "results") == tmp_path.parent / "results"
+    assert str(_relative(tmp_path / "results" / "latest")) == "results/latest"
+    assert _relative(tmp_path.parent / "results") == tmp_path.parent / "results"

@@ -8,7 +8,7 @@ from scripted_engine import facts_of
 from allranks.engines.base import JobEnvironment, JobExit, NodeExit, resources
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import Finished, NodeLost, NodesFailed
-from allranks.runner.request import AttemptOptions, job_spec, room_of
+from allranks.runner.request import AttemptOptions, demand_of, job_spec
 
 ATTEMPT = AttemptOptions(run_id="r", number=1, seed=1)
 
@@ -71,7 +71,7 @@ def test_each_node_has_the_limits_of_its_own_ranks_and_the_job_those_of_all(matr
     assert [spec.resources_on(node).memory_bytes for node in (0, 1)] == [each.memory_bytes for each in by_ranks]
     assert [spec.resources_on(node).shm_bytes for node in (0, 1)] == [each.shm_bytes for each in by_ranks]
     assert spec.resources.memory_bytes == sum(each.memory_bytes for each in by_ranks)
-    assert room_of(matrix, uneven, gpus=0).memory == spec.resources.memory_bytes >> 20
+    assert demand_of(matrix, uneven, gpus=0).memory == spec.resources.memory_bytes >> 20
 
 
 def test_one_node_may_use_what_its_job_may(matrix, jobs):

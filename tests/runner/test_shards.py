@@ -19,7 +19,7 @@ from allranks.report.merging import merge
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.durations import render
-from allranks.runner.earlier_runs import cache_to_start_with, keep_cache_of_shard, take_snapshot
+from allranks.runner.earlier_runs import initial_cache, keep_cache_of_shard, take_snapshot
 from allranks.runner.host import Host
 from allranks.runner.listener import RunListener
 from allranks.runner.request import AttemptOptions, job_spec
@@ -114,18 +114,18 @@ def test_all_sessions_of_a_run_go_by_the_durations_that_it_began_with(make_folde
 def test_all_shards_start_an_attempt_with_the_cache_that_the_first_of_them_found(make_folder, pair):
     folder = make_folder(pair)
     write(folder.cache_of(pair[0]) / "cache/lastfailed", {"t::a": True})
-    one = cache_to_start_with(folder, pair[0], 1)
+    one = initial_cache(folder, pair[0], 1)
     write(folder.cache_of(pair[0]) / "cache/lastfailed", {})
-    assert cache_to_start_with(folder, pair[1], 1) == one
+    assert initial_cache(folder, pair[1], 1) == one
     assert failed_of(one) == {"t::a": True}
-    assert failed_of(cache_to_start_with(folder, pair[0], 2)) == {}
+    assert failed_of(initial_cache(folder, pair[0], 2)) == {}
 
 
 def test_shards_of_which_the_first_found_no_cache_have_none(make_folder, pair):
     folder = make_folder(pair)
-    cache_to_start_with(folder, pair[0], 1)
+    initial_cache(folder, pair[0], 1)
     write(folder.cache_of(pair[0]) / "cache/lastfailed", {"t::a": True})
-    assert list(cache_to_start_with(folder, pair[1], 1).iterdir()) == []
+    assert list(initial_cache(folder, pair[1], 1).iterdir()) == []
 
 
 def test_a_whole_suite_costs_no_snapshot(make_folder, jobs, repository, lines):
@@ -133,7 +133,7 @@ def test_a_whole_suite_costs_no_snapshot(make_folder, jobs, repository, lines):
     folder = make_folder(jobs.values())
     before = sorted(folder.path.iterdir())
     assert take_snapshot(folder, jobs.values(), repository / ".allranks-durations.json", lines) == folder
-    assert cache_to_start_with(folder, jobs[CELL], 1) == folder.cache_of(jobs[CELL])
+    assert initial_cache(folder, jobs[CELL], 1) == folder.cache_of(jobs[CELL])
     assert sorted(folder.path.iterdir()) == before
     assert lines == []
 

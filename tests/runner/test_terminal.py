@@ -178,7 +178,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was_and_the_summary_on_it(start, repos
         assert termios.tcgetattr(terminal.master) == before
     assert not terminal.screen.cursor.hidden
     assert terminal.row(ONE) == []
-    assert "interrupted: containers and processes of this run are gone" in terminal.text
+    assert "interrupted: the containers and processes of this run have been removed" in terminal.text
     assert terminal.text.endswith("exit code 130: interrupted")
     record = json.loads(next(repository.glob("results/r1/cells/*/*/*/job.json")).read_text())
     assert record["error"]["kind"] == "interrupted"

@@ -72,7 +72,7 @@ def job(gpus):
 @pytest.mark.usefixtures("quarantine")
 def test_a_machine_with_an_unhealthy_gpu_takes_no_jobs_with_gpus_and_is_named(monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "gpu-host-7")
-    with pytest.raises(DeviceError, match=r"^This machine \(gpu-host-7\) takes no jobs with GPUs: GPU 1 ") as caught:
+    with pytest.raises(DeviceError, match=r"^This machine \(gpu-host-7\) cannot run jobs with GPUs: GPU 1 ") as caught:
         _reject_unhealthy_gpus(GPUS, [job(0), job(1)])
     assert caught.value.exit_code is ExitCode.INFRASTRUCTURE
     _reject_unhealthy_gpus(GPUS.only("0"), [job(0), job(1)])

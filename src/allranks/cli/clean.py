@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from allranks.cli.options import json_option
 from allranks.cli.parser import CommandOptions, flag, measured, option
-from allranks.cli.printing import moment, remark, say, say_json
+from allranks.cli.printing import moment, say, say_json, warn
 from allranks.cli.variables import PRUNE_VARIABLE
 from allranks.errors import AllranksError, EngineError, ExitCode, UsageError
 from allranks.user_cache import KEPT_DAYS, prune_cache
@@ -91,7 +91,7 @@ def _clean_images(options: Options) -> ExitCode:
     from allranks.images.stock import StockLimits  # noqa: PLC0415
 
     limits = StockLimits(unused=options.older_than, size=None if options.keep_size is None else int(options.keep_size))
-    tell = remark if options.json else say
+    tell = warn if options.json else say
     if options.dry_run and not options.json:
         say(stock.render(stock.every_image(), time.time()) + "\n")
     done = (stock.preview if options.dry_run else stock.prune)(limits, tell)
@@ -101,16 +101,16 @@ def _clean_images(options: Options) -> ExitCode:
 
 
 def prune_after_run(age: str, say_line: Callable[[str], None]) -> None:
-    """Remove images unused for an age such as ``30d``; a failure is a remark, since the run has its results."""
+    """Remove images unused for an age such as ``30d``; a failure is a warn, since the run has its results."""
     from allranks.images import stock  # noqa: PLC0415
     from allranks.images.stock import StockLimits  # noqa: PLC0415
 
     try:
         stock.prune(StockLimits(unused=_age(age)), say_line)
     except argparse.ArgumentTypeError as error:
-        remark(f"allranks: warning: {PRUNE_VARIABLE}: {error}")
+        warn(f"allranks: warning: {PRUNE_VARIABLE}: {error}")
     except AllranksError as error:
-        remark(f"allranks: warning: unused images stay: {error.what} {error.why}")
+        warn(f"allranks: warning: unused images stay: {error.what} {error.why}")
 
 
 def _object(image: "StoredImage") -> Mapping[str, object]:

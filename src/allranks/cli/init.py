@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from allranks.cli.existing_tests import STYLES, ExistingTests, find_tests
 from allranks.cli.parser import CommandOptions, flag, option
-from allranks.cli.printing import remark, say
+from allranks.cli.printing import say, warn
 from allranks.engines import AUTO
 from allranks.engines.package import package_folder
 from allranks.errors import DeviceError, EngineError, ExitCode, UsageError, counted
@@ -160,7 +160,7 @@ def run(options: Options) -> ExitCode:
             _write(root / name, text)
             say(f"wrote {name}")
     for line in (*_classification(found.tests), *_advice(root, found)):
-        remark(line)
+        warn(line)
     return ExitCode.OK
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 import allranks
-from allranks.cli.parser import ArgumentParser, CommandLine, CommandOptions, one_of, page, see_help, told_codes
+from allranks.cli.parser import ArgumentParser, CommandLine, CommandOptions, format_exit_codes, one_of, page, see_help
 from allranks.cli.printing import say
 from allranks.cli.variables import RESULTS_VARIABLE, PlanVariables
 from allranks.colors import painted
@@ -84,7 +84,7 @@ def _command_line(command: Command, make: Callable[..., Any] = ArgumentParser) -
     """The command line of a command, whose module is imported; `make` makes its parser."""
     kind: type[CommandOptions] = importlib.import_module(command.module).Options
     added = added_options(command.name) if kind.is_extended else ()
-    texts = page(kind.usage, f"{command.name}: {command.meaning}.", told_codes(command.codes))
+    texts = page(kind.usage, f"{command.name}: {command.meaning}.", format_exit_codes(command.codes))
     return CommandLine(make(prog=f"allranks {command.name}", **texts), kind, added)
 
 
@@ -135,7 +135,7 @@ def _overview() -> str:
 
     added = rows(commands()[len(_CORE) :])
     more = ["", "commands of plug-ins:", *added] if added else []
-    return "\n".join(["commands:", *rows(_CORE), *more, "", told_codes(MEANING)])
+    return "\n".join(["commands:", *rows(_CORE), *more, "", format_exit_codes(MEANING)])
 
 
 def _named(name: str, before: Sequence[str], top: argparse.ArgumentParser) -> Command:

@@ -99,7 +99,7 @@ def see_help(parser: argparse.ArgumentParser) -> str:
     return f"{parser.format_usage().strip()}\n{parser.prog} --help has all of it."
 
 
-def told_codes(codes: Mapping[ExitCode, str]) -> str:
+def format_exit_codes(codes: Mapping[ExitCode, str]) -> str:
     """The exit codes, for the end of a help page."""
     return "\n".join(["exit codes:", *(f"  {code:<5d} {codes[code]}" for code in sorted(codes))])
 

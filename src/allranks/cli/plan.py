@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from allranks.cli.options import run_id
 from allranks.cli.parser import existing_file, flag, option, whole, writable_file
-from allranks.cli.printing import remark, say
+from allranks.cli.printing import say, warn
 from allranks.cli.selection import (
     PickedTests,
     Selection,
@@ -123,13 +123,13 @@ def _plan_machines(expansion: Expansion, options: Options) -> ExitCode:
     plan_options = PlanOptions(
         run_id=run_id(),
         pytest_args=options.pytest_args,
-        durations=read_durations(options.durations or expansion.matrix.root / DURATIONS_FILE, remark),
+        durations=read_durations(options.durations or expansion.matrix.root / DURATIONS_FILE, warn),
         most=options.max_entries,
         minutes=options.minutes_per_entry,
         plan_file=options.plan_file,
     )
     entries, notes = plan_machines(expansion, chosen_jobs(expansion, options), plan_options)
-    remark("\n".join(map(for_log, notes)))
+    warn("\n".join(map(for_log, notes)))
     say(entries)
     return ExitCode.OK
 

@@ -41,6 +41,6 @@ def say(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def remark(line: str) -> None:
+def warn(line: str) -> None:
     """Print a line to standard error, apart from the output meant for programs."""
     print(line, file=sys.stderr)

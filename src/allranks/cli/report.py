@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from allranks.cli.options import json_option, newest_run, quiet_option
 from allranks.cli.parser import CommandOptions, flag, option, whole, writable_file
-from allranks.cli.printing import remark, say, say_json, say_verdict
+from allranks.cli.printing import say, say_json, say_verdict, warn
 from allranks.cli.variables import RESULTS_VARIABLE
 from allranks.errors import MEANING, ExitCode, UsageError
 from allranks.plugin_manager import section_makers
@@ -106,7 +106,7 @@ def run(options: Options) -> ExitCode:
         import webbrowser  # noqa: PLC0415 - its import takes as long as a small plan
 
         if not webbrowser.open(page.as_uri()):
-            (remark if options.json else say)(f"no browser could be started: open {page}")
+            (warn if options.json else say)(f"no browser could be started: open {page}")
     return code
 
 
@@ -192,20 +192,20 @@ def _report(options: Options) -> tuple[Path, ExitCode]:
         junit_form=JUnitForm(classname="cell" if options.cell_in_classname else "pytest"),
     )
     if options.durations:
-        keep_durations(options.durations, meter.durations, remark if options.json else say)
+        keep_durations(options.durations, meter.durations, warn if options.json else say)
     if options.update_baseline:
         update_baseline(options.update_baseline, merged.suites)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     report = "\n        ".join(map(str, merged.junit_files))
     tell_of = render_problems if options.quiet else render_results
-    tell = remark if options.json else say
+    tell = warn if options.json else say
     with console_for(tell) as console:
         if not options.json and (told := tell_of(merged)):
             written = f"\nPyTorch's layout: {layout.folder}" if layout and not merged.errors else ""
             console.say(f"{told}\n\nreport: {report}\npage: {merged.page}{written}")
         console.annotate(merged)
     if code and (service := ci_service()):
-        service.tell_cause(first_cause(merged, code))
+        service.report_cause(first_cause(merged, code))
     if options.json:
         say_json(**_object(merged, code))
     else:

@@ -16,7 +16,7 @@ from allranks.cli.options import (
     run_id,
 )
 from allranks.cli.parser import flag, option, whole
-from allranks.cli.printing import remark, say, say_verdict
+from allranks.cli.printing import say, say_verdict, warn
 from allranks.cli.selection import RunTests, Selection, chosen_jobs, read_request, selected_cells
 from allranks.cli.variables import IMAGES_VARIABLE, PACK_VARIABLE, PLAN_FILE_VARIABLE, PRUNE_VARIABLE, PlanVariables
 from allranks.errors import ExitCode, UsageError, counted
@@ -149,7 +149,7 @@ def _run_here(expansion: Expansion, options: Options, engine: "Engine | None") -
 def run_options(expansion: Expansion, options: JobOptions, engine: "Engine | None" = None) -> "RunOptions":
     """What the options of every command that runs jobs ask of a run, on this engine if one is given."""
     # A run needs the SDK; a plan does not, and a noxfile's interpreter does not have it.
-    from allranks.runner.earlier_runs import setting_of  # noqa: PLC0415
+    from allranks.runner.earlier_runs import verdict_policy_of  # noqa: PLC0415
     from allranks.runner.retry_policy import RunPolicy  # noqa: PLC0415
     from allranks.runner.run_jobs import RunOptions  # noqa: PLC0415
 
@@ -163,7 +163,7 @@ def run_options(expansion: Expansion, options: JobOptions, engine: "Engine | Non
         policy=RunPolicy(
             most=options.jobs,
             fail_fast=options.stops,
-            judges=setting_of(expansion.matrix),
+            verdict_policy=verdict_policy_of(expansion.matrix),
             plugins=options.plugins,
         ),
         gpus=options.gpus,
@@ -254,21 +254,21 @@ def _go_on(expansion: Expansion, options: Options, engine: "Engine | None") -> E
     earlier = earlier_run(results_of(expansion, options), run_id() if RUN_ID_VARIABLE in os.environ else None)
     everything = plan(expansion.matrix, expansion.cells, earlier.suites)
     if not (options.cells or options.where or options.suite):
-        earlier.refuse_lost(everything)
+        earlier.check_complete(everything)
     cells, suites = selected_cells(expansion, options), options.suite or earlier.suites
-    jobs = earlier.own(plan(expansion.matrix, cells, suites))
+    jobs = earlier.planned(plan(expansion.matrix, cells, suites))
     if not jobs:
         msg = f"The run {earlier.run_id} planned none of these cells and suites."
         raise UsageError(msg, remedy="Drop them to resume everything that it planned.")
-    left = earlier.left(jobs, "failed" if options.last_failed else "missing")
-    say(f"resuming run {earlier.run_id}: {len(left)} of its {len(jobs)} jobs are unfinished")
+    remaining = earlier.remaining(jobs, "failed" if options.last_failed else "missing")
+    say(f"resuming run {earlier.run_id}: {len(remaining)} of its {len(jobs)} jobs are unfinished")
     usual = _own_run_options(expansion, options, engine)
     rest = replace(
         usual,
         run_id=earlier.run_id,
         pytest_args=earlier.arguments_of(jobs, options.pytest_args),
-        policy=replace(usual.policy, judges=earlier.setting),
-        left=left,
+        policy=replace(usual.policy, verdict_policy=earlier.policy),
+        remaining=remaining,
     )
     return run_and_conclude(expansion, jobs, rest)
 
@@ -296,7 +296,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -
     if (age := os.environ.get(PRUNE_VARIABLE)) and options.engine != "process":
         from allranks.cli.clean import prune_after_run  # noqa: PLC0415
 
-        prune_after_run(age, remark)
+        prune_after_run(age, warn)
     return code
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from allranks.cli.options import matrix_option
 from allranks.cli.parser import CommandOptions, flag, option
-from allranks.cli.printing import remark
+from allranks.cli.printing import warn
 from allranks.errors import UsageError, nearest
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.expand import Expansion
@@ -101,7 +101,7 @@ def read_request(options: Selecting) -> tuple[Expansion, Selecting]:
     """
     expansion = load(options.matrix or find_matrix(Path.cwd()))
     for warning in expansion.matrix.warnings:
-        remark(for_log(f"allranks: warning: {warning}"))
+        warn(for_log(f"allranks: warning: {warning}"))
     tests, cells = _divided(expansion, options.cells)
     paths = [_from_root(text, expansion.matrix.root) for text in tests]
     if not options.suite:

@@ -40,7 +40,7 @@ class CiService(Protocol):
             stream: Where the error is printed.
         """
 
-    def tell_cause(self, text: str) -> None:
+    def report_cause(self, text: str) -> None:
         """Pass on, in a sentence, why the results of a run are bad."""
 
 

@@ -105,7 +105,7 @@ def _gpus_to_check(environment: JobEnvironment, attempt: AttemptOptions) -> Iter
         yield GpuToCheck(gpu=gpu, visible=visible, name=attempt.unchecked[gpu])
 
 
-def room_of(matrix: Matrix, job: Job, *, gpus: int) -> Capacity:
+def demand_of(matrix: Matrix, job: Job, *, gpus: int) -> Capacity:
     """The demand of a job on its host: a core for each rank that may run at once, and the memory that it may use."""
     ranks = ranks_at_once(job.cell.world_size, job.suite.overlap)
     return Capacity(gpus=gpus, cores=ranks, memory=total(_resources_of_nodes(matrix, job, 0)).memory_bytes >> 20)

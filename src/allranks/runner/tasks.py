@@ -35,13 +35,13 @@ class Task:
     """A job that waits to start."""
 
     number: int  # its place among all jobs
-    room: Capacity
+    demand: Capacity
     seconds: float  # its expected duration
 
 
 def longest_first(tasks: Iterable[Task]) -> list[Task]:
     """The tasks in the order in which they start where there is room; of equally long ones those with most GPUs."""
-    return sorted(tasks, key=lambda task: (-task.seconds, -task.room.gpus))
+    return sorted(tasks, key=lambda task: (-task.seconds, -task.demand.gpus))
 
 
 OVERHEAD: Final = 3.0

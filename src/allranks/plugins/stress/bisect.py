@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from allranks.cli.options import json_option
 from allranks.cli.parser import option, whole
-from allranks.cli.printing import remark, say, say_json
+from allranks.cli.printing import say, say_json, warn
 from allranks.cli.run import refuse_options, results_of
 from allranks.cli.selection import chosen_jobs, read_request
 from allranks.errors import EngineError, ExitCode, UsageError
@@ -107,7 +107,7 @@ def _repeated(trial: Trial, counted: Sequence[Counted]) -> "Sequence[DecidingAxi
         passes = min(most, needed(worst.bad, worst.runs, 1 - confidence))
         return bool(found) and all(each.bad or each.why or each.runs >= passes for each in counted)
 
-    (remark if trial.options.json else say)(
+    (warn if trial.options.json else say)(
         f"repeating the test in {len(counted)} cells, results in {_here(trial.results)}"
     )
     code = repeat_until(is_enough, trial, counted)

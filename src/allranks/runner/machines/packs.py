@@ -15,7 +15,7 @@ from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix, RunnerRule
 from allranks.matrix.runners import cores_of, minutes_of, runner_for
 from allranks.runner.durations import Durations
-from allranks.runner.request import room_of, time_limit
+from allranks.runner.request import demand_of, time_limit
 from allranks.runner.tasks import Capacity, Expected, Task, expected, longest_first
 
 START_MINUTES: Final = 20
@@ -93,7 +93,7 @@ class PackGroup:
             rule=self.rule,
             image=self.image,
             jobs=tuple(sorted(task.number for task in tasks)),
-            gpus=max(task.room.gpus for task in tasks),
+            gpus=max(task.demand.gpus for task in tasks),
             seconds=max(*(task.seconds for task in tasks), sum(work(task, self.total) for task in tasks)),
             run_minutes=START_MINUTES + ceil((last_starts + self.own_limit) / 60),
         )
@@ -101,7 +101,7 @@ class PackGroup:
 
 def work(task: Task, total: Capacity) -> float:
     """The work of a task, in seconds of a whole machine: half of its seconds if two like it run side by side."""
-    beside = min((most // part for part, most in zip(task.room, total, strict=True) if part and most), default=1)
+    beside = min((most // part for part, most in zip(task.demand, total, strict=True) if part and most), default=1)
     return task.seconds / max(1, beside)
 
 
@@ -152,7 +152,7 @@ def _room(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Capacity])
     """The demand of a job on a machine, cached by kind; without memory, since that of a machine is unknown."""
     kind = job.cell.world_size, job.cell.gpu_count, job.suite.overlap
     if kind not in known:
-        known[kind] = room_of(matrix, job, gpus=job.cell.gpu_count)._replace(memory=0)
+        known[kind] = demand_of(matrix, job, gpus=job.cell.gpu_count)._replace(memory=0)
     return known[kind]
 
 

@@ -15,9 +15,9 @@ from allranks.protocol.records import Collected, CollectionFailed
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.merging import merge
 from allranks.report.run_files import JudgingPolicy, Manifest
-from allranks.runner.earlier_runs import earlier_run, setting_of
+from allranks.runner.earlier_runs import earlier_run, verdict_policy_of
 from allranks.runner.results_folder import open_run
-from allranks.runner.retry_policy import WHOLE, Again, newest_attempt, to_run_again
+from allranks.runner.retry_policy import WHOLE_JOB, JobSelection, newest_attempt, select_rerun
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -75,7 +75,7 @@ def left_of(make_folder, matrix):
     """What of a job is left to do, by what lies in the run's folder."""
 
     def left_of(job, wanted):
-        return to_run_again(newest_attempt(make_folder([job]).path, job), setting_of(matrix), wanted)
+        return select_rerun(newest_attempt(make_folder([job]).path, job), verdict_policy_of(matrix), wanted)
 
     return left_of
 
@@ -139,7 +139,7 @@ def test_fail_fast_ends_what_runs_and_says_of_the_rest_why_it_did_not(dispatcher
     dispatcher(pair, fail_fast=True, cores=cores).run(pair)
     errors = {cell: record["error"] for cell, record in records().items()}
     assert (errors[ONE], errors[TWO]["kind"]) == (None, "stopped")
-    assert f"{ONE}/tiny was not good" in errors[TWO]["what"]
+    assert f"{ONE}/tiny failed" in errors[TWO]["what"]
 
 
 def test_fail_fast_waits_for_retries(dispatcher, play, pair, records):
@@ -152,28 +152,28 @@ def test_a_run_that_ended_early_is_gone_on_with(dispatcher, play, pair, tmp_path
     play(ONE, ALL)
     dispatcher(pair, fail_fast=True, most=1).run(pair)
     earlier = earlier_run(tmp_path / "results", None)
-    left = earlier.left(pair, "failed")
-    assert left[pair[0].id] == Again(tests=(BAD, FLAKY), base=1)
-    assert set(left) - {pair[0].id} == set(earlier.left(pair, "missing"))
+    left = earlier.remaining(pair, "failed")
+    assert left[pair[0].id] == JobSelection(tests=(BAD, FLAKY), base=1)
+    assert set(left) - {pair[0].id} == set(earlier.remaining(pair, "missing"))
 
 
 def test_what_is_left_of_a_job_is_all_that_runs(dispatcher, play, pair, done):
     play(ONE, ALL)
     dispatcher(pair[:1]).run(pair[:1])
     play(ONE, {FLAKY: "passed"})
-    dispatcher(pair[:1]).run(pair[:1], {pair[0].id: Again(tests=(FLAKY,), base=1)})
+    dispatcher(pair[:1]).run(pair[:1], {pair[0].id: JobSelection(tests=(FLAKY,), base=1)})
     assert done() == {GOOD: ("passed", []), BAD: ("failure", []), FLAKY: ("passed", [1])}
 
 
 def test_a_gone_base_is_an_error(dispatcher, play, pair, done):
     play(ONE, ALL)
-    dispatcher(pair[:1]).run(pair[:1], {pair[0].id: Again(tests=(FLAKY,), base=7)})
+    dispatcher(pair[:1]).run(pair[:1], {pair[0].id: JobSelection(tests=(FLAKY,), base=7)})
     assert done()["allranks::job"][0] == "error"
 
 
 def test_jobs_that_never_began_are_stopped_ones_also_when_a_run_is_gone_on_with(dispatcher, play, pair, records):
     play(ONE, ALL)
-    dispatcher(pair, fail_fast=True, most=1).run(pair, {job.id: WHOLE for job in pair})
+    dispatcher(pair, fail_fast=True, most=1).run(pair, {job.id: WHOLE_JOB for job in pair})
     assert records()[TWO]["error"]["kind"] == "stopped"
 
 
@@ -190,35 +190,35 @@ def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(dispatcher, e
 def test_a_folder_of_another_name_is_not_gone_on_with(tmp_path, pair):
     folder = open_run(tmp_path, "r1", pair, Manifest(run_id=""), 7)
     folder.path.rename(tmp_path / "copy")
-    with pytest.raises(UsageError, match="holds the run r1 under another name"):
+    with pytest.raises(UsageError, match="is a renamed folder of the run r1"):
         earlier_run(tmp_path, "copy")
 
 
 def test_a_run_goes_on_with_the_policy_that_it_began_with(tmp_path, pair):
     open_run(tmp_path, "r1", pair, Manifest(run_id="", policy=JudgingPolicy(skip="pass", mixed_skip=("x",))), 7)
-    assert earlier_run(tmp_path, "r1").setting == VerdictPolicy(skip="pass", mixed_skip=("x",))
+    assert earlier_run(tmp_path, "r1").policy == VerdictPolicy(skip="pass", mixed_skip=("x",))
 
 
 ENDED = {"schema": 2, "world_size": 1, "collected": list(ALL), "error": None}
 ONE_MORE = [*ALL, "t::new"]
-FAILED, NEW = Again(tests=(BAD, FLAKY), base=1), Again(tests=("t::new",), base=1)
+FAILED, NEW = JobSelection(tests=(BAD, FLAKY), base=1), JobSelection(tests=("t::new",), base=1)
 
 
 @pytest.mark.parametrize(
     ("record", "failed", "missing"),
     [
         (ENDED, FAILED, None),
-        ({**ENDED, "error": {"kind": "agent", "what": "died"}}, WHOLE, WHOLE),
-        ({**ENDED, "error": {"kind": "infrastructure", "what": "lost"}}, WHOLE, WHOLE),
-        ({**ENDED, "error": {"kind": "collection", "what": "no"}}, WHOLE, None),
-        ({**ENDED, "collected": None, "error": {"kind": "collection", "what": "no"}}, WHOLE, None),
-        ({**ENDED, "collected": ONE_MORE, "error": {"kind": "collection", "what": "no"}}, WHOLE, WHOLE),
+        ({**ENDED, "error": {"kind": "agent", "what": "died"}}, WHOLE_JOB, WHOLE_JOB),
+        ({**ENDED, "error": {"kind": "infrastructure", "what": "lost"}}, WHOLE_JOB, WHOLE_JOB),
+        ({**ENDED, "error": {"kind": "collection", "what": "no"}}, WHOLE_JOB, None),
+        ({**ENDED, "collected": None, "error": {"kind": "collection", "what": "no"}}, WHOLE_JOB, None),
+        ({**ENDED, "collected": ONE_MORE, "error": {"kind": "collection", "what": "no"}}, WHOLE_JOB, WHOLE_JOB),
         ({**ENDED, "collected": ONE_MORE, "error": {"kind": "interrupted", "what": "Ctrl-C"}}, None, NEW),
-        ({**ENDED, "error": {"kind": "stopped", "what": "-x"}}, FAILED, WHOLE),
+        ({**ENDED, "error": {"kind": "stopped", "what": "-x"}}, FAILED, WHOLE_JOB),
         ({**ENDED, "collected": ONE_MORE, "not_run": ["t::new"]}, None, NEW),
-        ({**ENDED, "collected": None, "error": {"kind": "interrupted", "what": "Ctrl-C"}}, WHOLE, WHOLE),
-        ({}, WHOLE, WHOLE),
-        (None, WHOLE, WHOLE),
+        ({**ENDED, "collected": None, "error": {"kind": "interrupted", "what": "Ctrl-C"}}, WHOLE_JOB, WHOLE_JOB),
+        ({}, WHOLE_JOB, WHOLE_JOB),
+        (None, WHOLE_JOB, WHOLE_JOB),
     ],
 )
 def test_what_is_left_goes_by_how_the_job_ended(attempt, left_of, record, failed, missing):
@@ -226,7 +226,7 @@ def test_what_is_left_goes_by_how_the_job_ended(attempt, left_of, record, failed
     (folder / "rank-0.xml").write_text(rank_xml(ALL))
     if record is not None:
         (folder / "job.json").write_text(json.dumps(record))
-    everything_bad = Again(tests=(BAD, FLAKY, "t::new"), base=1)
+    everything_bad = JobSelection(tests=(BAD, FLAKY, "t::new"), base=1)
     assert left_of(job, "failed") == (failed or everything_bad)
     assert left_of(job, "missing") == missing
 
@@ -238,14 +238,14 @@ def test_a_test_that_the_attempt_which_continued_the_job_left_out_is_still_to_ru
     _, second = make_folder(pair).new_attempt(job)
     (second / "job.json").write_text(json.dumps({**ENDED, "attempt": 2, "continues": 1, "collected": [BAD]}))
     (second / "rank-0.xml").write_text(rank_xml({BAD: "passed"}))
-    assert left_of(job, "missing") == Again(tests=("t::new",), base=2)
-    assert left_of(job, "failed") == Again(tests=(FLAKY, "t::new"), base=2)
+    assert left_of(job, "missing") == JobSelection(tests=("t::new",), base=2)
+    assert left_of(job, "failed") == JobSelection(tests=(FLAKY, "t::new"), base=2)
 
 
 def test_a_job_that_collected_nothing_runs_again(attempt, left_of):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps({**ENDED, "collected": []}))
-    assert left_of(job, "failed") is WHOLE
+    assert left_of(job, "failed") is WHOLE_JOB
 
 
 @pytest.mark.parametrize("text", ["<testsuites><testsuite><testcase", "not XML"])
@@ -253,7 +253,7 @@ def test_a_job_whose_files_are_broken_runs_whole(attempt, left_of, text):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps(ENDED))
     (folder / "rank-0.xml").write_text(text)
-    assert left_of(job, "missing") is WHOLE
+    assert left_of(job, "missing") is WHOLE_JOB
 
 
 def test_a_job_whose_files_contradict_each_other_runs_whole(attempt, left_of):
@@ -261,11 +261,11 @@ def test_a_job_whose_files_contradict_each_other_runs_whole(attempt, left_of):
     (folder / "job.json").write_text(json.dumps(ENDED))
     (folder / "rank-0.xml").write_text(rank_xml(ALL))
     (folder / "rank-00.xml").write_text(rank_xml({**ALL, BAD: "passed"}))
-    assert left_of(job, "failed") is WHOLE
+    assert left_of(job, "failed") is WHOLE_JOB
 
 
 def test_a_job_that_was_never_begun_runs_whole(pair, left_of):
-    assert left_of(pair[0], "missing") is WHOLE
+    assert left_of(pair[0], "missing") is WHOLE_JOB
 
 
 def test_the_number_of_an_attempt_is_above_all_that_were(make_folder, pair):
@@ -281,15 +281,15 @@ def test_a_run_says_what_it_had_planned_and_with_which_arguments(tmp_path, jobs)
     open_run(tmp_path, "r1", [one], Manifest(run_id=""), 7, ("-k", "x"))
     open_run(tmp_path, "r1", [one, two], Manifest(run_id=""), 7)
     earlier = earlier_run(tmp_path, "r1")
-    assert earlier.own(list(jobs.values())) == [one, two]
+    assert earlier.planned(list(jobs.values())) == [one, two]
     assert earlier.arguments_of([one], ()) == earlier.arguments_of([one], ("-k", "x")) == ("-k", "x")
     assert earlier.arguments_of([two], ()) == ()
     with pytest.raises(UsageError, match="different pytest arguments"):
         earlier.arguments_of([one, two], ())
     with pytest.raises(UsageError, match="had other pytest arguments: -k x"):
         earlier.arguments_of([one], ("-k", "y"))
-    with pytest.raises(UsageError, match=f"had planned {TWO}/tiny, which the matrix no longer has"):
-        earlier.refuse_lost([one])
+    with pytest.raises(UsageError, match=f"planned {TWO}/tiny, which is no longer in the matrix"):
+        earlier.check_complete([one])
 
 
 def test_a_run_that_still_goes_on_is_left_alone(tmp_path, pair):
