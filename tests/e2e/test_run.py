@@ -318,7 +318,7 @@ def test_a_second_run_of_one_id_is_refused_while_the_first_one_lives_and_after_i
         process.communicate(timeout=60)
     third = launch(folder, "--engine", "process")
     assert third.code == 2, third.output
-    assert "has been run already" in third.output
+    assert "has already been run" in third.output
     assert sorted((launch.results / launch.run_id / "cells").rglob("attempt-*")) == before
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from allranks.protocol.outcomes import Outcome
 from allranks.report.judged import CellSuite, Share
 from allranks.report.results import RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule
-from allranks.runner.durations import CHANGE, NOTICEABLE, Durations, Meter, renewed, rounded
+from allranks.runner.durations import CHANGE, NOTICEABLE, Durations, Meter, rounded, update
 
 TEST = "s/test_a.py::test_one"
 
@@ -125,12 +125,12 @@ def test_seconds_are_kept_with_three_digits_and_no_less_than_a_millisecond(secon
     ],
 )
 def test_what_is_known_stays_until_a_measurement_differs_by_much(known, now, kept):
-    assert renewed({"s": {"gloo": {TEST: known}}}, {"s": {"gloo": {TEST: now}}}) == {"s": {"gloo": {TEST: kept}}}
+    assert update({"s": {"gloo": {TEST: known}}}, {"s": {"gloo": {TEST: now}}}) == {"s": {"gloo": {TEST: kept}}}
 
 
 def test_what_a_run_did_not_measure_stays():
     known = {"s": {"gloo": {"t::a": 1.0}, "nccl": {"t::a": 2.0}}, "other": {"gloo": {"t::b": 3.0}}}
-    assert renewed(known, {"s": {"gloo": {"t::new": 5.0}}}) == {
+    assert update(known, {"s": {"gloo": {"t::new": 5.0}}}) == {
         "s": {"gloo": {"t::a": 1.0, "t::new": 5.0}, "nccl": {"t::a": 2.0}},
         "other": {"gloo": {"t::b": 3.0}},
     }
@@ -147,12 +147,12 @@ def flat(durations):
 
 @given(DURATIONS, DURATIONS)
 def test_after_a_run_all_that_was_known_or_measured_is_known(known, new):
-    assert flat(renewed(known, new)).keys() == flat(known).keys() | flat(new).keys()
+    assert flat(update(known, new)).keys() == flat(known).keys() | flat(new).keys()
 
 
 @given(DURATIONS, DURATIONS)
 def test_what_is_kept_is_near_what_was_measured_last(known, new):
-    kept = flat(renewed(known, new))
+    kept = flat(update(known, new))
     for key, seconds in flat(new).items():
         before = flat(known).get(key, seconds)
         assert abs(kept[key] - seconds) <= max(NOTICEABLE, CHANGE * before) + 0.005 * seconds + 0.001
@@ -160,14 +160,14 @@ def test_what_is_kept_is_near_what_was_measured_last(known, new):
 
 @given(DURATIONS, DURATIONS)
 def test_the_same_measurement_again_changes_nothing(known, new):
-    once = renewed(known, new)
-    assert renewed(once, new) == once
+    once = update(known, new)
+    assert update(once, new) == once
 
 
 @given(DURATIONS, DURATIONS)
 def test_runs_of_different_suites_may_be_merged_in_any_order(first, second):
     one = {f"one-{suite}": backends for suite, backends in first.items()}
-    assert renewed(renewed({}, one), second) == renewed(renewed({}, second), one)
+    assert update(update({}, one), second) == update(update({}, second), one)
 
 
 @given(SECONDS)

@@ -16,15 +16,15 @@ DURATIONS = st.dictionaries(
 ONE = {"rpc": {"gloo": {"t::a": 1.5}}}
 
 FOREIGN = [
-    ("<<<<<<< ours\n{}\n", "holds no durations of allranks (JSONDecodeError"),
-    ("[]", "holds no durations of allranks"),
-    ('{"name": "a package"}', "holds no durations of allranks (KeyError: 'schema')"),
-    ('{"schema": 1, "seconds": {"rpc": 1}}', "holds no durations of allranks"),
-    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": "long"}}}}', "'long' is no number of seconds"),
-    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": -1}}}}', "-1 is no number of seconds"),
-    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": NaN}}}}', "nan is no number of seconds"),
+    ("<<<<<<< ours\n{}\n", "is not a file of durations (JSONDecodeError"),
+    ("[]", "is not a file of durations"),
+    ('{"name": "a package"}', "is not a file of durations (KeyError: 'schema')"),
+    ('{"schema": 1, "seconds": {"rpc": 1}}', "is not a file of durations"),
+    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": "long"}}}}', "'long' is not a number of seconds"),
+    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": -1}}}}', "-1 is not a number of seconds"),
+    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": NaN}}}}', "nan is not a number of seconds"),
     ('{"schema": 2, "seconds": {}}', "is of schema 2, and this allranks reads schema 1"),
-    ("[" * 100_000, "holds no durations of allranks"),
+    ("[" * 100_000, "is not a file of durations"),
 ]
 
 
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_used_is_said_and_left_out(path, said, text, words
     assert read_durations(path, said.append) == {}
     [line] = said
     assert words in line
-    assert line.startswith(f"{path} is left out: it ")
+    assert line.startswith(f"{path} is ignored: it ")
     assert "remove it to begin anew" in line
 
 
@@ -122,7 +122,7 @@ def test_a_file_that_is_not_ours_is_never_overwritten(path, said, text, words):
     assert path.read_text() == text
     [line] = said
     assert words in line
-    assert line.startswith(f"{path} was not renewed")
+    assert line.startswith(f"{path} was not update")
 
 
 def test_a_file_of_bytes_that_are_no_text_is_left_out(path, said):
@@ -133,7 +133,7 @@ def test_a_file_of_bytes_that_are_no_text_is_left_out(path, said):
 
 def test_a_folder_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, said):
     keep_durations(tmp_path / "gone" / "durations.json", ONE, said.append)
-    assert said == [f"{tmp_path}/gone/durations.json was not renewed by what this run took: No such file or directory."]
+    assert said == [f"{tmp_path}/gone/durations.json was not update by what this run took: No such file or directory."]
 
 
 def test_a_file_that_says_nothing_is_one_to_begin_with():

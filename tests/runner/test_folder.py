@@ -225,7 +225,7 @@ def test_what_another_party_has_run_is_not_run_again_unless_it_is_gone_on_with(t
     make_folder([jobs[ONE]]).new_attempt(jobs[ONE])
     process.kill()
     process.wait()
-    with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 has been run already"):
+    with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 has already been run"):
         take("b", ONE, OTHER)
     take("c", OTHER)
     take("d", ONE, resuming=True)
@@ -250,7 +250,7 @@ def test_sessions_of_one_nox_run_different_jobs_at_once_and_one_job_after_the_ot
         process.stdin.close()
 
     take("nox", ONE, say=say)
-    assert lines == [f"waiting for {ONE}/tiny: another session of this nox command runs it"]
+    assert lines == [f"waiting for {ONE}/tiny: another session of this nox command is running it"]
 
 
 def test_a_process_without_nox_is_an_invocation_of_its_own(monkeypatch):
@@ -329,5 +329,5 @@ def test_a_job_that_a_machine_refused_is_anyones_and_one_that_had_an_engine_is_n
     attempt = tmp_path / "results" / "r1" / "cells" / ONE / "tiny" / "attempt-1"
     attempt.mkdir(parents=True)
     write_json(attempt / "job.json", as_json(JobRecord(world_size=1, engine=engine)))
-    with nullcontext() if is_free else pytest.raises(UsageError, match="has been run already"):
+    with nullcontext() if is_free else pytest.raises(UsageError, match="has already been run"):
         take("a", ONE)

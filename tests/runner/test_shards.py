@@ -142,13 +142,13 @@ def test_a_file_of_durations_that_is_broken_is_said_and_the_run_goes_on(make_fol
     file.write_text("<<<<<<< ours")
     folder = take_snapshot(make_folder(pair), pair, file, lines)
     assert folder.seconds_of(pair[0]) == {}
-    assert lines[0].startswith(f"{file} is left out: it holds no durations of allranks")
+    assert lines[0].startswith(f"{file} is ignored: it is not a file of durations")
 
 
 def test_a_snapshot_that_somebody_broke_is_an_error(make_folder, pair, file, lines):
     folder = make_folder(pair)
     (folder.path / "durations.json").write_text("[]")
-    with pytest.raises(ResultsError, match="holds no durations"):
+    with pytest.raises(ResultsError, match="is not a file of durations"):
         take_snapshot(folder, pair, file, lines)
 
 
@@ -316,7 +316,7 @@ def test_a_broken_file_of_durations_ends_no_run_and_stays_as_it_is(run_pair, fil
     assert file.read_text() == "{"
     assert [line.split(": it ")[0] for line in lines if str(file) in line] == [
         f"{file} is left out",
-        f"{file} was not renewed by what this run took",
+        f"{file} was not update by what this run took",
     ]
 
 

@@ -18,7 +18,7 @@ from allranks.report.run_files import Manifest
 from allranks.runner.machines.packs import divide_jobs, shared_out, work
 from allranks.runner.machines.plan_file import plan_document
 from allranks.runner.machines.planning import render_entries
-from allranks.runner.results_folder import announced
+from allranks.runner.results_folder import with_planned_jobs
 from allranks.runner.tasks import Capacity, Task
 
 HOST = Capacity(gpus=8, cores=16)
@@ -237,6 +237,6 @@ def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():
     image = Image(name="i" * 63)
     matrix = Matrix(**{**matrix.__dict__, "images": {image.name: image}})
     jobs, division = divided(matrix, known(matrix, 3000), {})
-    document = plan_document(announced(Manifest(run_id="r" * 60), jobs, ()), matrix, division.packs, {})
+    document = plan_document(with_planned_jobs(Manifest(run_id="r" * 60), jobs, ()), matrix, division.packs, {})
     assert len(division.packs) == 256
     assert len(render_entries(document, division, jobs)) < 1 << 19

@@ -15,7 +15,7 @@ from allranks.protocol.xml_text import clipped
 from allranks.runner.durations import Durations
 from allranks.runner.machines.packs import Division, Pack, divide_jobs
 from allranks.runner.machines.plan_file import plan_document, reference, write_plan
-from allranks.runner.results_folder import announced, facts_of, fresh_manifest
+from allranks.runner.results_folder import facts_of, new_manifest, with_planned_jobs
 
 LARGEST_OUTPUT: Final = 1 << 19
 """Characters: GitHub takes 1 MiB of outputs from a job, and counts two bytes for each character
@@ -104,7 +104,7 @@ def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOption
     """
     _refuse_unknown_engines(expansion.matrix)
     division = divide_jobs(expansion.matrix, jobs, options.durations, most=options.most, minutes=options.minutes)
-    manifest = announced(fresh_manifest(options.run_id, facts_of(expansion), None), jobs, options.pytest_args)
+    manifest = with_planned_jobs(new_manifest(options.run_id, facts_of(expansion), None), jobs, options.pytest_args)
     document = plan_document(manifest, expansion.matrix, division.packs, options.durations)
     entries = render_entries(document, division, jobs)
     if options.plan_file:
