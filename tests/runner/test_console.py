@@ -76,7 +76,7 @@ def test_a_run_whose_lines_go_to_a_file_says_what_it_says(lines, tmp_path):
     with console_for(lines, environ={}) as console:
         with console.watch(["cell/s"]) as live:
             assert type(live) is RunListener
-            live.job_is("cell/s", "preparing", (0,))
+            live.set_state("cell/s", "preparing", (0,))
         console.annotate(merge(tmp_path, InputRule(world_size=1)))
     assert lines == []
 
@@ -93,7 +93,7 @@ def test_a_hang_is_visible_in_a_log_while_it_lasts(lines, make_spec, environ):
 
     with console_for(say, environ=environ) as console, console.watch([spec.job_id]) as live:
         live.job_started(replace(spec, agent=replace(spec.agent, limits=limits)), tests)
-        tests.note(TestStarted(nodeid="suite/test_a.py::test_hang"))
+        tests.update(TestStarted(nodeid="suite/test_a.py::test_hang"))
         assert told.wait(20)
     assert f"{spec.job_id}: slow: suite/test_a.py::test_hang has been running for 0 s" in lines
 

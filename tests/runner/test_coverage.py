@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.runner.combined_coverage import CoverageOptions, wishes_of
+from allranks.runner.combined_coverage import CoverageOptions, parse_options
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from allranks.runner.combined_coverage import CoverageOptions, wishes_of
     ],
 )
 def test_what_arguments_ask_for(arguments, wishes):
-    assert wishes_of(["--cov", *arguments.split()]) == wishes
+    assert parse_options(["--cov", *arguments.split()]) == wishes

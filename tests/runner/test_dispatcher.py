@@ -31,7 +31,7 @@ from allranks.protocol.records import (
 from allranks.report.rank_xml import RankReader
 from allranks.report.untrusted import digest
 from allranks.runner.environment_maker import THREAD
-from allranks.runner.gpu_leases import claimed, count_free, stand_in_line, try_lease
+from allranks.runner.gpu_leases import claimed, count_free, enqueue, try_lease
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -289,7 +289,7 @@ def test_a_run_that_waits_for_gpus_stands_in_line_and_leaves_it_when_it_has_them
         seen.extend([claimed(), count_free(("GPU-a", "GPU-b")), try_lease(("GPU-b",), 1)])
         lease.__exit__(None, None, None)
 
-    engine.acts["start", BOTH] = lambda: seen.append(list(locks.glob("line-*")))
+    engine.acts["start", BOTH] = lambda: seen.append(list(locks.glob("queue-*")))
     with ThreadPoolExecutor() as pool:
         other = pool.submit(look_at_line)
         dispatcher_of_both.run([jobs[BOTH]])
@@ -298,13 +298,13 @@ def test_a_run_that_waits_for_gpus_stands_in_line_and_leaves_it_when_it_has_them
 
 
 def test_a_run_leaves_gpus_to_whoever_waited_before(dispatcher, engine, jobs):
-    ticket = stand_in_line(("GPU-a", "GPU-b"))
+    entry = enqueue(("GPU-a", "GPU-b"))
     acts = []
 
     def say(line):
         if line.startswith("waiting for 1 of 2 GPUs"):
             acts.append(list(engine.log))
-            ticket.leave()
+            entry.leave()
 
     work = dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b"))
     work._live.say = say

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from allranks.runner import gpu_leases
-from allranks.runner.gpu_leases import claimed, count_free, stand_in_line, try_lease
+from allranks.runner.gpu_leases import claimed, count_free, enqueue, try_lease
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))
 LIMIT = 60.0
@@ -34,16 +34,16 @@ def note(what):
     os.write(book, (json.dumps([time.monotonic_ns(), name, what, os.getpid()]) + "\\n").encode())
 
 def wait_for_lease():
-    ticket = None
-    while (lease := gpu_leases.try_lease(gpus, count, None, ticket)) is None:
-        if ticket is None:
-            ticket = gpu_leases.stand_in_line(gpus)
+    entry = None
+    while (lease := gpu_leases.try_lease(gpus, count, None, entry)) is None:
+        if entry is None:
+            entry = gpu_leases.enqueue(gpus)
             note("waits")
-        ticket.touch()
+        entry.touch()
         time.sleep(0.002)
     note("has")
-    if ticket:
-        ticket.leave()
+    if entry:
+        entry.leave()
     return lease
 
 print("ready", flush=True)
@@ -64,10 +64,10 @@ from pathlib import Path
 from allranks.runner import gpu_leases
 
 gpu_leases.lock_folder = lambda: Path(sys.argv[1])
-ticket = gpu_leases.stand_in_line(["GPU-0"])
+entry = gpu_leases.enqueue(["GPU-0"])
 print("waits", flush=True)
 while True:
-    ticket.touch()
+    entry.touch()
     time.sleep(0.01)
 """
 
@@ -157,11 +157,11 @@ def test_the_line_ends_with_the_life_of_who_waits(waiter, locks):
     waiter.kill()
     waiter.wait()
     assert claimed() == frozenset()
-    assert list(locks.glob("line-*")) == []
+    assert list(locks.glob("queue-*")) == []
 
 
 def test_who_is_stopped_holds_nobody_up_and_has_its_place_again_when_it_goes_on(waiter, monkeypatch):
-    monkeypatch.setattr(gpu_leases, "PATIENCE", 0.2)
+    monkeypatch.setattr(gpu_leases, "ENTRY_TIMEOUT", 0.2)
     wait_until(lambda: claimed() == {"GPU-0"})
     os.kill(waiter.pid, signal.SIGSTOP)
     wait_until(lambda: claimed() == frozenset())
@@ -172,30 +172,30 @@ def test_who_is_stopped_holds_nobody_up_and_has_its_place_again_when_it_goes_on(
 
 
 def test_who_came_first_goes_first(locks):
-    first, second = stand_in_line(GPUS[:2]), stand_in_line(GPUS[1:])
+    first, second = enqueue(GPUS[:2]), enqueue(GPUS[1:])
     assert (claimed(first), claimed(second), claimed()) == (frozenset(), {*GPUS[:2]}, {*GPUS})
-    with try_lease(GPUS, 4, ticket=first) as lease:
+    with try_lease(GPUS, 4, entry=first) as lease:
         assert lease is not None
-    assert try_lease(GPUS, 3, ticket=second) is None
+    assert try_lease(GPUS, 3, entry=second) is None
     first.leave()
-    with try_lease(GPUS, 3, ticket=second) as lease:
+    with try_lease(GPUS, 3, entry=second) as lease:
         assert lease is not None
     second.leave()
-    assert list(locks.glob("line-*")) == []
+    assert list(locks.glob("queue-*")) == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"gpus": 3}'])
-def test_a_ticket_that_says_nothing_claims_nothing(text):
-    ticket = stand_in_line(GPUS)
-    ticket.path.write_text(text)
-    ticket.touch()
+def test_an_entry_without_gpus_claims_nothing(text):
+    entry = enqueue(GPUS)
+    entry.path.write_text(text)
+    entry.touch()
     assert claimed() == frozenset()
-    ticket.leave()
+    entry.leave()
 
 
 @pytest.mark.usefixtures("waiter")
 def test_looking_at_the_line_keeps_no_file_open():
     before = set(Path("/proc/self/fd").iterdir())
     claimed()
-    stand_in_line(GPUS).leave()
+    enqueue(GPUS).leave()
     assert set(Path("/proc/self/fd").iterdir()) == before

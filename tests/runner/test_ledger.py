@@ -135,7 +135,7 @@ def test_what_ranks_print_counts_for_nothing(monkeypatch):
         ("TESTS_IN_ONE", [FullCollection(tests=("a", "b", "c"), digests=("", "", ""))], "names 3 tests in one record"),
         ("TESTS_IN_ONE", [FullCollection(tests=("a", "b"), digests=("",))], "names 2 tests and 1 digests"),
         ("TESTS_IN_ONE", [Collected(tests=("a", "b", "c"))], "names 3 tests in one record"),
-        ("MOST_FURTHER_RANKS", [COLLECTED, failed("t", 4)], "gives its tests 3 ranks more than its job has"),
+        ("MOST_EXTRA_RANKS", [COLLECTED, failed("t", 4)], "gives its tests 3 ranks more than its job has"),
     ],
 )
 def test_what_reports_would_have_to_account_for_is_bounded(monkeypatch, limit, records, says):

@@ -26,7 +26,7 @@ def test_a_job_says_where_it_runs(live, lines, make_spec):
 
 
 def test_a_job_says_where_it_is_in_a_queue(live, lines):
-    live.job_is_at("cell/suite", Placement("queued (Resources)", is_placed=False))
+    live.placement_changed("cell/suite", Placement("queued (Resources)", is_placed=False))
     assert lines == ["cell/suite: queued (Resources)"]
 
 
@@ -65,7 +65,7 @@ def test_an_end_counts_tests_by_their_worst_rank(live, lines):
     skipped = [failed("c", rank, outcome=Outcome.SKIPPED) for rank in (0, 1)]
     facts = facts_of([passed("a", 0), failed("a", 1), passed("b", 0, 1), *skipped])
     live.job_ended("cell/suite", facts.tests, 1.26, None)
-    assert lines == ["cell/suite: 1 bad, 1 passed, 1 skipped (1.3 s)"]
+    assert lines == ["cell/suite: 1 failed, 1 passed, 1 skipped (1.3 s)"]
 
 
 def test_an_end_without_tests_says_so(live, lines):
@@ -105,7 +105,7 @@ def test_a_quiet_run_says_what_is_wrong_with_a_job_and_nothing_else(quiet, lines
     quiet.job_ended("three/suite", Tests(), 1, JobError(kind="agent", what="It died."))
     assert lines == [
         "two/suite: first failure: rank 1 failed in t: no",
-        "two/suite: 1 bad (1.0 s)",
+        "two/suite: 1 failed (1.0 s)",
         "three/suite: It died. (1.0 s)",
     ]
 
@@ -154,7 +154,7 @@ def started(listener, make_spec, *nodeids):
     spec = replace(spec, agent=replace(spec.agent, limits=LIMITS))
     listener.job_started(spec, tests)
     for nodeid in nodeids:
-        tests.note(TestStarted(nodeid=nodeid))
+        tests.update(TestStarted(nodeid=nodeid))
     return spec.job_id, tests
 
 
@@ -176,7 +176,7 @@ def test_a_log_has_a_line_about_the_whole_run_each_minute(lines, make_spec, now)
     live = RunListener(lines, began=0.0)
     job_id, tests = started(live, make_spec, "t")
     for record in (Collected(tests=("s", "t", "u")), PASSED, TestStarted(nodeid="u")):
-        tests.note(record)
+        tests.update(record)
     seen = []
     for now[0] in map(float, range(0, 200, 10)):
         before = len(lines)
@@ -190,8 +190,8 @@ def test_a_test_that_has_ended_or_begins_anew_is_slow_no_more(live, lines, make_
     _, tests = started(live, make_spec, "t", "u")
     del lines[:]
     now[0] = 30.0
-    tests.note(PASSED)
-    tests.note(TestStarted(nodeid="u", number=2))
+    tests.update(PASSED)
+    tests.update(TestStarted(nodeid="u", number=2))
     live.report_progress()
     assert lines == []
 
@@ -221,7 +221,7 @@ def test_a_log_has_the_rate_of_repetitions_after_ten_seconds_and_then_less_often
         before = len(lines)
         live.report_progress()
         seen += [now[0]] * (len(lines) - before)
-    assert lines[0] == f"{job_id}: 1,500 runs, 3 bad (0.2 %)"
+    assert lines[0] == f"{job_id}: 1,500 runs, 3 failed (0.2 %)"
     assert seen[:5] == [10, 20, 30, 40, 50]
     assert seen[-1] - seen[-2] > 30
 
@@ -232,7 +232,7 @@ def test_failures_are_red_and_slow_tests_yellow_where_colors_are_shown(lines, ma
     now[0] = 15.0
     listener.report_progress()
     for record in (PASSED, failed("u", 1, "no")):
-        tests.note(record)
+        tests.update(record)
         listener.take(job_id, record)
     listener.job_ended(job_id, tests, 20.0, None)
     colors = [line.partition(">")[0] for line in lines[1:]]
@@ -247,7 +247,7 @@ def test_a_job_goes_from_state_to_state_and_holds_its_gpus_until_its_end(live, m
     job_id = make_spec().job_id
     live.expect([job_id])
     assert job(live, job_id).state == "waiting"
-    live.job_is(job_id, "preparing", (0, 1))
+    live.set_state(job_id, "preparing", (0, 1))
     assert (job(live, job_id).state, job(live, job_id).gpus, job(live, job_id).seconds) == ("preparing", (0, 1), None)
     _, tests = started(live, make_spec)
     assert (job(live, job_id).state, job(live, job_id).gpus) == ("running", (0, 1))
@@ -257,10 +257,10 @@ def test_a_job_goes_from_state_to_state_and_holds_its_gpus_until_its_end(live, m
 
 def test_a_job_that_is_tried_again_begins_anew(live, make_spec):
     job_id, tests = started(live, make_spec)
-    tests.note(failed("t"))
+    tests.update(failed("t"))
     live.job_ended(job_id, tests, 1.0, JobError(kind="agent", what="It died."))
     assert job(live, job_id).is_bad
-    live.job_is(job_id, "waiting")
+    live.set_state(job_id, "waiting")
     assert not job(live, job_id).is_bad
 
 

@@ -61,7 +61,9 @@ def test_what_the_driver_reports_needs_no_second_time():
 @pytest.mark.usefixtures("quarantine")
 def test_the_doctor_names_it_and_the_way_out(tmp_path):
     [problem] = [found for found in examine_gpus(GPUS, tmp_path) if found.remedy]
-    assert problem.text.startswith("GPU 1 (H100, 80 GiB, GPU-b) is unhealthy: it did not compute in the runs r1 and r2")
+    assert problem.text.startswith(
+        "GPU 1 (H100, 80 GiB, GPU-b) is unhealthy: it failed the check in the runs r1 and r2"
+    )
     assert "`rm /" in problem.text
 
 

@@ -206,7 +206,7 @@ class AttemptRunner:
 
     def environment(self, task: Task, job: Job) -> Environment:
         """The job's Python environment, which may take minutes to make, or the error that prevents the job."""
-        self.live.job_is(job.id, "preparing")
+        self.live.set_state(job.id, "preparing")
         try:
             if task.demand.gpus:
                 self.host.engine.check_leases()
@@ -225,7 +225,7 @@ class AttemptRunner:
         if lease is None:
             return None
         undo.enter_context(lease)
-        self.live.job_is(job.id, "preparing", self.host.indexes(lease.gpus))
+        self.live.set_state(job.id, "preparing", self.host.indexes(lease.gpus))
         if not isinstance(environment, AllranksError) and (adopted := self._adopt(task, job, environment)) is not None:
             return adopted
         attempt = self._new(task, job, lease, selection)
@@ -353,7 +353,7 @@ class AttemptRunner:
     ) -> None:
         """Check, store and show a record of a node's agent; ignore it if the job has contradicted itself."""
         if isinstance(report, Placement):
-            self.live.job_is_at(attempt.job.id, report)
+            self.live.placement_changed(attempt.job.id, report)
             return
         if attempt.rejection is not None:
             return

@@ -91,7 +91,7 @@ class Dispatcher:
     def _take_environment(self, task: Task, environment: Environment) -> None:
         self._environments[task.number] = environment
         if task in self._waiting:
-            self._live.job_is(self._jobs[task.number].id, "waiting")
+            self._live.set_state(self._jobs[task.number].id, "waiting")
 
     def _fail(self, error: BaseException) -> None:
         """Raise an error of another thread in the main thread."""
@@ -258,7 +258,7 @@ class Dispatcher:
         retry = self._retries.retry(job_id, selection, error.kind if error else "") if attempt.spec else None
         if retry is not None:
             self._waiting.append(attempt.task)
-            self._live.job_is(job_id, "waiting")
+            self._live.set_state(job_id, "waiting")
             self._live.say(f"{job_id}: {retry}")
         elif self._policy.fail_fast:
             self._stop(f"Not completed: {job_id} failed, and -x was given.", f"{job_id} failed: stopping (-x)")
