@@ -10,7 +10,7 @@ from allranks.engines.base import Finding
 
 def test_the_doctors_findings_are_printed_and_a_problem_is_exit_code_4(allranks, monkeypatch):
     found = [Finding("disk", "full", "Make room.")]
-    monkeypatch.setattr("allranks.cli.host_checks.examine", lambda *_, **__: [Finding("GPUs", "none"), *found])
+    monkeypatch.setattr("allranks.cli.host_checks.check_host", lambda *_, **__: [Finding("GPUs", "none"), *found])
     code, out, _ = allranks("doctor")
     assert code == 4
     assert out == "ok       GPUs: none\nPROBLEM  disk: full\n         -> Make room.\n1 problem(s)\n"
@@ -20,7 +20,7 @@ def test_the_doctors_findings_are_printed_and_a_problem_is_exit_code_4(allranks,
 
 def test_findings_are_one_object_for_programs(allranks, monkeypatch):
     found = [Finding("GPUs", "none"), Finding("disk", "full", "Make room.")]
-    monkeypatch.setattr("allranks.cli.host_checks.examine", lambda *_, **__: found)
+    monkeypatch.setattr("allranks.cli.host_checks.check_host", lambda *_, **__: found)
     code, out, err = allranks("doctor", "--json")
     assert (code, err) == (4, "")
     assert json.loads(out) == {
@@ -35,7 +35,7 @@ def test_findings_are_one_object_for_programs(allranks, monkeypatch):
 
 def test_a_quiet_doctor_names_problems(allranks, monkeypatch):
     found = [Finding("GPUs", "none"), Finding("disk", "full", "Make room.")]
-    monkeypatch.setattr("allranks.cli.host_checks.examine", lambda *_, **__: found)
+    monkeypatch.setattr("allranks.cli.host_checks.check_host", lambda *_, **__: found)
     assert allranks("doctor", "-q")[:2] == (4, "PROBLEM  disk: full\n         -> Make room.\n1 problem(s)\n")
 
 
@@ -48,7 +48,7 @@ def demands(monkeypatch):
         asked.append((sorted(cell.id for cell in cells), where.engine))
         return [Finding("driver", "too old", "Install a newer one.")]
 
-    monkeypatch.setattr("allranks.cli.machine_demands.examine_demands", examine)
+    monkeypatch.setattr("allranks.cli.machine_demands.check_demands", examine)
     return asked
 
 

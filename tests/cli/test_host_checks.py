@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.cli import host_checks
-from allranks.cli.host_checks import examine, examine_folders, examine_gpus
+from allranks.cli.host_checks import check_folders, check_gpus, check_host
 from allranks.engines import process
 from allranks.engines.base import Finding, Leftovers
 from allranks.engines.docker import examine_daemon, examine_images
@@ -36,7 +36,7 @@ def problems(findings):
 
 
 def test_a_host_where_all_is_well_has_no_problem(tmp_path):
-    assert not problems(examine_gpus(NVIDIA, tmp_path))
+    assert not problems(check_gpus(NVIDIA, tmp_path))
     assert not problems(examine_daemon(WELL, NVIDIA, NOW))
     assert not problems(examine_daemon(WELL, Inventory(), NOW))
 
@@ -44,7 +44,7 @@ def test_a_host_where_all_is_well_has_no_problem(tmp_path):
 def test_a_driver_without_a_gpu_is_a_problem(tmp_path):
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").touch()
-    assert "(NVML) reports no GPU" in problems(examine_gpus(Inventory(), tmp_path))["GPUs"].text
+    assert "(NVML) reports no GPU" in problems(check_gpus(Inventory(), tmp_path))["GPUs"].text
 
 
 @pytest.mark.usefixtures("locks")
@@ -54,7 +54,7 @@ def test_a_driver_that_does_not_answer_is_a_problem_and_the_rest_is_looked_at(tm
         raise DeviceError(msg, why="It says: lost.", remedy="Restart.")
 
     monkeypatch.setattr(host_checks, "take_inventory", fail)
-    found = list(examine("process", "auto", tmp_path))
+    found = list(check_host("process", "auto", tmp_path))
     assert problems(found)["GPUs"] == Finding("GPUs", "NVML cannot. It says: lost.", "Restart.")
     assert {"results", "docker"} <= {finding.subject for finding in found}
 
@@ -66,20 +66,18 @@ def test_a_card_without_a_driver_is_a_problem_and_named(tmp_path):
         (device / "vendor").write_text(f"{vendor}\n")
         (device / "class").write_text(f"{kind}\n")
     (tmp_path / "sys/bus/pci/devices/0000:03:00.0").mkdir()
-    [problem] = problems(examine_gpus(Inventory(), tmp_path)).values()
+    [problem] = problems(check_gpus(Inventory(), tmp_path)).values()
     assert "(0000:01:00.0), but no driver" in problem.text
     assert "Install NVIDIA's driver" in problem.remedy
 
 
 def test_a_host_without_cards_has_no_problem(tmp_path):
-    assert [finding.text for finding in examine_gpus(Inventory(), tmp_path)] == [
-        "none: tests that need some are skipped"
-    ]
+    assert [finding.text for finding in check_gpus(Inventory(), tmp_path)] == ["none: tests that need some are skipped"]
 
 
 def test_device_nodes_that_this_user_may_not_use_are_named(tmp_path):
     inventory = Inventory(driver="rocm", gpus=("renderD128",), root=tmp_path)
-    problem = problems(examine_gpus(inventory, tmp_path))["groups"]
+    problem = problems(check_gpus(inventory, tmp_path))["groups"]
     assert problem.text == "this user may not use /dev/kfd, /dev/dri/renderD128"
     assert "usermod -aG render,video" in problem.remedy
 
@@ -114,12 +112,12 @@ def test_a_daemon_whose_time_is_no_utc_says_nothing_of_clocks(said):
 
 def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tmp_path, monkeypatch):
     monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 30))
-    assert not problems(examine_folders(tmp_path / "not/yet", tmp_path))
+    assert not problems(check_folders(tmp_path / "not/yet", tmp_path))
     assert not problems(examine_images(tmp_path, Inventory()))
     assert "Free 24 GiB" in problems(examine_images(tmp_path, NVIDIA))["images"].remedy
     assert not list(examine_images(None, NVIDIA))
     monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
-    found = problems(examine_folders(tmp_path / "not/yet", tmp_path))
+    found = problems(check_folders(tmp_path / "not/yet", tmp_path))
     assert set(found) == {"results", "cache", "shared memory"}
     assert "remount" in found["shared memory"].remedy
 
@@ -133,7 +131,7 @@ def dead_run(monkeypatch):
 
 @pytest.mark.usefixtures("locks", "dead_run")
 def test_what_a_dead_run_has_left_is_named(tmp_path):
-    found = problems(examine("process", "none", tmp_path))
+    found = problems(check_host("process", "none", tmp_path))
     assert found == {"remains": Finding("remains", "process 7 belongs to a dead run", "Run: allranks clean")}
 
 
@@ -144,26 +142,26 @@ def test_remains_that_nobody_can_list_are_a_problem(tmp_path, monkeypatch):
         raise EngineError(msg, why="Because.", remedy="Look.")
 
     monkeypatch.setattr(ProcessEngine, "clean_up", fail)
-    assert problems(examine("process", "none", tmp_path))["remains"].remedy == "Look."
+    assert problems(check_host("process", "none", tmp_path))["remains"].remedy == "Look."
 
 
 @pytest.mark.usefixtures("locks")
 def test_a_daemon_that_was_asked_for_and_does_not_answer_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    assert "start it" in problems(examine("docker", "none", tmp_path))["docker"].remedy
-    assert "docker" not in problems(examine("process", "none", tmp_path))
+    assert "start it" in problems(check_host("docker", "none", tmp_path))["docker"].remedy
+    assert "docker" not in problems(check_host("process", "none", tmp_path))
 
 
 @pytest.mark.docker
 def test_this_machines_engine_is_well(tmp_path):
-    found = list(examine("docker", "none", tmp_path))
+    found = list(check_host("docker", "none", tmp_path))
     assert {"Docker", "cgroups", "clock", "remains"} <= {finding.subject for finding in found}
     assert not problems(finding for finding in found if finding.subject in {"Docker", "clock"})
 
 
 def test_a_folder_that_is_not_writable_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(host_checks.os, "access", lambda path, _: path != tmp_path)  # root may write everywhere
-    assert "not writable" in problems(examine_folders(tmp_path))["results"].text
+    assert "not writable" in problems(check_folders(tmp_path))["results"].text
 
 
 @pytest.mark.parametrize(("seconds", "remedies"), [(0.001, 0), (5.0, 1)])

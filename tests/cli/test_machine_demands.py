@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.cli import machine_demands
-from allranks.cli.machine_demands import Cuda, Where, compare_driver, cuda_of, examine_demands
+from allranks.cli.machine_demands import Cuda, Target, check_demands, compare_driver, cuda_of
 from allranks.engines.base import Finding
 from allranks.engines.gpus import Inventory
 from allranks.errors import DeviceError
@@ -53,15 +53,13 @@ def machine(monkeypatch):
 
 def problems(cells, matrix):
     return {
-        each.subject: each
-        for each in examine_demands(cells, matrix, Where(engine="docker", mode="auto"))
-        if each.remedy
+        each.subject: each for each in check_demands(cells, matrix, Target(engine="docker", mode="auto")) if each.remedy
     }
 
 
 def test_cells_without_gpus_demand_nothing(cells, matrix):
     without = {cell: image for cell, image in cells.items() if not cell.gpu_count}
-    found = list(examine_demands(without, matrix, Where(engine="docker", mode="auto")))
+    found = list(check_demands(without, matrix, Target(engine="docker", mode="auto")))
     assert found == [Finding("GPUs", "none of these cells needs any")]
 
 

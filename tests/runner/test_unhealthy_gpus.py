@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cli.host_checks import examine_gpus
+from allranks.cli.host_checks import check_gpus
 from allranks.engines.gpus import Inventory
 from allranks.errors import DeviceError, ExitCode
 from allranks.runner.run_jobs import _reject_unhealthy_gpus
@@ -60,7 +60,7 @@ def test_what_the_driver_reports_needs_no_second_time():
 
 @pytest.mark.usefixtures("quarantine")
 def test_the_doctor_names_it_and_the_way_out(tmp_path):
-    [problem] = [found for found in examine_gpus(GPUS, tmp_path) if found.remedy]
+    [problem] = [found for found in check_gpus(GPUS, tmp_path) if found.remedy]
     assert problem.text.startswith(
         "GPU 1 (H100, 80 GiB, GPU-b) is unhealthy: it failed the check in the runs r1 and r2"
     )

@@ -184,10 +184,10 @@ def _recorded(own: Sequence[str], command: Callable[[], ExitCode]) -> ExitCode:
     if not (is_run or is_examined or is_build):
         return command()
     from allranks.cli.options import results_here  # noqa: PLC0415
-    from allranks.runner.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other command needs it
+    from allranks.runner.machines.rejected_pack import recording_rejection  # noqa: PLC0415 - no other command needs it
 
     results = given.results or Path(os.environ.get(RESULTS_VARIABLE) or results_here(given.matrix))
-    return recording_refusal(command, results, planned.file, None if is_build else planned.pack)
+    return recording_rejection(command, results, planned.file, None if is_build else planned.pack)
 
 
 def _complain(error: AllranksError, arguments: Sequence[str]) -> None:

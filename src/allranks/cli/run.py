@@ -225,14 +225,14 @@ def _terminal() -> str:
 
 def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", plan_file: Path, pack: str) -> ExitCode:
     """Run the jobs that a plan assigns to this machine, as the plan specifies."""
-    from allranks.runner.machines.plan_file import own_part  # noqa: PLC0415 - no other run needs it
+    from allranks.runner.machines.plan_file import load_part  # noqa: PLC0415 - no other run needs it
 
     if options.cells or options.where or options.suite or options.is_resuming:
         msg = "A pack of a plan runs as planned: it can be neither narrowed nor resumed."
         remedy = f"Drop cells, --where, --suite, --resume and --lf, or unset {PLAN_FILE_VARIABLE} and {PACK_VARIABLE}."
         raise UsageError(msg, remedy=remedy)
-    own = own_part(expansion, plan_file, pack)
-    own.refuse_others(os.environ.get(RUN_ID_VARIABLE), options.pytest_args)
+    own = load_part(expansion, plan_file, pack)
+    own.check_request(os.environ.get(RUN_ID_VARIABLE), options.pytest_args)
     usual = _own_run_options(expansion, options, engine)
     # On a machine of a plan, a daemon that does not answer is an error, not a reason to run without containers.
     planned = replace(

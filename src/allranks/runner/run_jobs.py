@@ -30,7 +30,7 @@ from allranks.runner.durations import Meter, keep_durations
 from allranks.runner.earlier_runs import take_snapshot
 from allranks.runner.host import choose_host, require_kernel
 from allranks.runner.listener import Detail
-from allranks.runner.machines.plan_file import OwnPart
+from allranks.runner.machines.plan_file import PlanPart
 from allranks.runner.results_folder import RunFolder, claim_jobs, facts_of, invocation_id, open_run
 from allranks.runner.retry_policy import JobSelection, RunPolicy
 from allranks.runner.unhealthy_gpus import UNHEALTHY_REMEDY, unhealthy_gpus
@@ -62,7 +62,7 @@ class RunOptions:
     gpus: str | None = None  # the GPUs that jobs may use, by number or id; None for all of the host's
     gpu_mode: GpuMode = "auto"
     # The part of a plan that this machine runs. Annotations, and the check that any test ran, need all parts' results.
-    part: OwnPart | None = None
+    part: PlanPart | None = None
     detail: Detail = "usual"
 
     @property

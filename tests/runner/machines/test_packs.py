@@ -15,7 +15,7 @@ from allranks.matrix.model import Image, Limits, Matrix, Rule, RunnerRule, Suite
 from allranks.matrix.runners import minutes_of, runner_for
 from allranks.matrix.when import parse_condition
 from allranks.report.run_files import Manifest
-from allranks.runner.machines.packs import divide_jobs, shared_out, work
+from allranks.runner.machines.packs import distribute, divide_jobs, work
 from allranks.runner.machines.plan_file import plan_document
 from allranks.runner.machines.planning import render_entries
 from allranks.runner.results_folder import with_planned_jobs
@@ -127,7 +127,7 @@ tasks = st.lists(
 
 @given(tasks, st.integers(1, 12))
 def test_machines_differ_by_the_work_of_one_job_at_most_and_none_is_idle(tasks, count):
-    packs = shared_out(tasks, HOST, min(count, len(tasks)))
+    packs = distribute(tasks, HOST, min(count, len(tasks)))
     assert sorted(task.number for pack in packs for task in pack) == list(range(len(tasks)))
     assert all(packs)
     each = [sum(work(task, HOST) for task in pack) for pack in packs]
@@ -145,7 +145,7 @@ def test_machines_differ_by_the_work_of_one_job_at_most_and_none_is_idle(tasks, 
     ],
 )
 def test_the_longest_job_goes_first_to_the_machine_with_the_least_work(seconds, count, shared):
-    packs = shared_out([Task(number, HOST, each) for number, each in enumerate(seconds)], HOST, count)
+    packs = distribute([Task(number, HOST, each) for number, each in enumerate(seconds)], HOST, count)
     assert sorted(sorted(task.seconds for task in pack) for pack in packs) == sorted(shared)
 
 

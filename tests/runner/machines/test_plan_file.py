@@ -7,7 +7,7 @@ import pytest
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.jobs import plan
 from allranks.report.folder import read_manifest
-from allranks.runner.machines.plan_file import own_part
+from allranks.runner.machines.plan_file import load_part
 from allranks.runner.machines.planning import PlanOptions, plan_machines
 
 KNOWN = {"split": {"gloo": {"t": 9.0}}, "tiny": {"gloo": {"t": 5.0}}}
@@ -48,7 +48,7 @@ def edit(path):
 
 def test_every_job_is_found_again_by_its_pack_and_only_there(make, path, expansion):
     entries, _ = make(expansion)
-    found = [job for entry in entries for job in own_part(expansion, path, entry["pack"]).jobs]
+    found = [job for entry in entries for job in load_part(expansion, path, entry["pack"]).jobs]
     assert sorted(job.id for job in found) == sorted(job.id for job in plan(expansion.matrix, expansion.cells))
     assert {job.id: job for job in found} == {job.id: job for job in plan(expansion.matrix, expansion.cells)}
 
@@ -57,7 +57,7 @@ def test_a_pack_has_cells_of_one_torch_version_and_finds_them_again(make, path, 
     text = document.replace("[matrix]", '[matrix]\ntorch = ["2.13.0", "2.14.1"]')
     expansion = load_text(text.replace('torch = "2.13.0"\n', "").replace('torch = "2.14.1"\n', ""))
     entries, _ = make(expansion)
-    parts = [own_part(expansion, path, entry["pack"]) for entry in entries]
+    parts = [load_part(expansion, path, entry["pack"]) for entry in entries]
     assert sorted(job.id for part in parts for job in part.jobs) == sorted(
         job.id for job in plan(expansion.matrix, expansion.cells)
     )
@@ -98,7 +98,7 @@ def test_what_the_packing_did_is_said(make, expansion):
 
 def test_a_machine_gets_the_runs_seed_its_limit_and_the_durations_of_split_suites(make, path, expansion):
     entries, _ = make(expansion, pytest_args=("-k", "x"))
-    own = own_part(expansion, path, entries[0]["pack"])
+    own = load_part(expansion, path, entries[0]["pack"])
     document = json.loads(path.read_text())
     manifest = own.file.manifest
     assert (manifest.run_id, manifest.seed, own.file.pytest_args) == ("r1", document["seed"], ("-k", "x"))
@@ -128,8 +128,8 @@ def test_two_plans_of_the_same_have_the_same_packs(make, expansion):
 def test_a_pack_of_a_plan_that_differs_is_refused(make, path, expansion, change):
     entries, _ = make(expansion)
     make(expansion, **change)
-    with pytest.raises(UsageError, match=r"is of the plan [0-9a-f]{16}, and .*plan.json is the plan ") as caught:
-        own_part(expansion, path, entries[0]["pack"])
+    with pytest.raises(UsageError, match=r"belongs to the plan [0-9a-f]{16}, but .*plan.json is the plan ") as caught:
+        load_part(expansion, path, entries[0]["pack"])
     assert "12 jobs in" in caught.value.why
     assert caught.value.exit_code is ExitCode.USAGE
 
@@ -151,27 +151,27 @@ def test_a_pack_of_a_plan_that_differs_is_refused(make, path, expansion, change)
 def test_a_machine_with_another_matrix_is_told_in_what_it_differs(make, path, load_text, document, *, old, new, part):
     entries, _ = make(load_text(document))
     with pytest.raises(UsageError, match=rf"they differ in {part}\.\n") as caught:
-        own_part(load_text(document.replace(old, new, 1)), path, entries[0]["pack"])
+        load_part(load_text(document.replace(old, new, 1)), path, entries[0]["pack"])
     assert "same commit" in caught.value.remedy
 
 
 def test_comments_and_lines_are_no_difference(make, path, load_text, document):
     entries, _ = make(load_text(document))
-    assert own_part(load_text("# a word\n\n" + document), path, entries[0]["pack"]).jobs
+    assert load_part(load_text("# a word\n\n" + document), path, entries[0]["pack"]).jobs
 
 
 def test_where_the_suites_of_allranks_lie_is_no_difference(make, path, load_text, document, monkeypatch):
     document += "\n[suites.kit]\npath = 'allranks:collectives'\n"
     entries, _ = make(load_text(document))
     monkeypatch.setattr("allranks.matrix.declaration.own_folder", lambda: path.parent)
-    assert own_part(load_text(document), path, entries[0]["pack"]).jobs
+    assert load_part(load_text(document), path, entries[0]["pack"]).jobs
 
 
 def test_another_version_of_allranks_is_refused(make, path, expansion, monkeypatch):
     entries, _ = make(expansion)
     monkeypatch.setattr("allranks.__version__", "9.9")
     with pytest.raises(UsageError, match=r"and this is 9\.9"):
-        own_part(expansion, path, entries[0]["pack"])
+        load_part(expansion, path, entries[0]["pack"])
 
 
 def swap_jobs(document):
@@ -182,9 +182,9 @@ def swap_jobs(document):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (swap_jobs, "has been changed since it was made"),
-        (lambda document: document["jobs"][0].update(image="cuda"), "has been changed since it was made"),
-        (lambda document: document["policy"].update(skip="pass"), "has been changed since it was made"),
+        (swap_jobs, "has been changed since it was written"),
+        (lambda document: document["jobs"][0].update(image="cuda"), "has been changed since it was written"),
+        (lambda document: document["policy"].update(skip="pass"), "has been changed since it was written"),
         (lambda document: document.update(schema=99), "was written by another version of allranks"),
         (lambda document: document.update(schema=1), "was written by another version of allranks"),
         (lambda document: document.pop("plan"), "is not a plan file of allranks, or is damaged"),
@@ -198,38 +198,38 @@ def test_a_file_that_is_not_as_it_was_made_is_refused(make, edit, path, expansio
     entries, _ = make(expansion)
     edit(change)
     with pytest.raises(UsageError, match=said):
-        own_part(expansion, path, entries[0]["pack"])
+        load_part(expansion, path, entries[0]["pack"])
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"schema": 2}', b"[" * 100_000])
 def test_a_file_that_is_no_plan_is_refused(path, expansion, content):
     path.write_bytes(content)
     with pytest.raises(UsageError, match="is not a plan file of allranks, or is damaged"):
-        own_part(expansion, path, "cpu-g0-1of1")
+        load_part(expansion, path, "cpu-g0-1of1")
 
 
 def test_a_file_that_is_not_there_is_refused_and_how_to_make_one_is_said(path, expansion):
     with pytest.raises(UsageError, match="cannot be read") as caught:
-        own_part(expansion, path, "cpu-g0-1of1")
+        load_part(expansion, path, "cpu-g0-1of1")
     assert "allranks plan --format github --plan-file" in caught.value.remedy
 
 
 def test_a_pack_may_be_named_by_its_slug_alone_and_an_unknown_one_is_an_error(make, path, expansion):
     entries, _ = make(expansion)
-    assert own_part(expansion, path, entries[0]["slug"]).pack.slug == entries[0]["slug"]
+    assert load_part(expansion, path, entries[0]["slug"]).pack.slug == entries[0]["slug"]
     with pytest.raises(UsageError, match=r"There is no pack 'cpu-g9-1of1'"):
-        own_part(expansion, path, "cpu-g9-1of1")
+        load_part(expansion, path, "cpu-g9-1of1")
 
 
 def test_a_machine_that_is_told_of_another_run_or_of_other_arguments_is_refused(make, path, expansion):
     entries, _ = make(expansion, pytest_args=("-k", "x"))
-    own = own_part(expansion, path, entries[0]["pack"])
-    own.refuse_others("r1", ("-k", "x"))
-    own.refuse_others(None, ())
-    with pytest.raises(UsageError, match="plans the run 'r1'"):
-        own.refuse_others("r2", ())
-    with pytest.raises(UsageError, match="plans other arguments for pytest: -k x"):
-        own.refuse_others(None, ("-k", "y"))
+    own = load_part(expansion, path, entries[0]["pack"])
+    own.check_request("r1", ("-k", "x"))
+    own.check_request(None, ())
+    with pytest.raises(UsageError, match="is a plan of the run 'r1'"):
+        own.check_request("r2", ())
+    with pytest.raises(UsageError, match="has other arguments for pytest: -k x"):
+        own.check_request(None, ("-k", "y"))
 
 
 def test_a_plan_that_cannot_be_written_is_an_error(make, expansion, tmp_path):

@@ -10,7 +10,7 @@ from allranks.matrix.jobs import plan
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
 from allranks.runner.machines.planning import PlanOptions, plan_machines
-from allranks.runner.machines.refused_pack import recording_refusal
+from allranks.runner.machines.rejected_pack import recording_rejection
 from allranks.runner.results_folder import JobTakenError, has_begun
 
 SICK = DeviceError("There are 2 GPUs too few.", why="No driver.", remedy="Install one.")
@@ -36,7 +36,7 @@ def refuse(plan_file, tmp_path):
             raise error
 
         with pytest.raises(type(error)):
-            recording_refusal(command, tmp_path / place, plan_file, pack)
+            recording_rejection(command, tmp_path / place, plan_file, pack)
         return tmp_path / place / "r1"
 
     return fail
@@ -104,7 +104,7 @@ def test_each_job_of_the_pack_has_the_reason_and_its_exit_code(refuse, error, ki
 def test_a_run_that_was_interrupted_has_that_as_the_result_of_what_had_not_begun(refuse, plan_file, tmp_path):
     job = next(refuse().glob("cells/*/*"))
     (job / "attempt-1" / "job.json").unlink()
-    code = recording_refusal(lambda: ExitCode.INTERRUPTED, tmp_path / "gpu", plan_file, "cuda-g2-1of1")
+    code = recording_rejection(lambda: ExitCode.INTERRUPTED, tmp_path / "gpu", plan_file, "cuda-g2-1of1")
     assert code is ExitCode.INTERRUPTED
     newest = [record for record in records_in(tmp_path / "gpu") if record["attempt"] == 2]
     assert {record["error"]["kind"] for record in newest} == {"interrupted"}
