@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from allranks.cli import init
-from allranks.cli.init import Repository, look_around, matrix_text
+from allranks.cli.init import Repository, inspect_repository, matrix_text
 from allranks.matrix.declaration import load
 
 FIRST_TEST = "tests/distributed/test_all_reduce.py"
@@ -137,7 +137,7 @@ def test_a_folder_that_may_not_be_written_is_an_error(allranks, folder):
 )
 def test_what_the_repository_has_is_found_and_the_file_is_right(folder, write, files, attribute, value):
     write(files)
-    found = look_around(folder)
+    found = inspect_repository(folder)
     assert getattr(found, attribute) == value
     for name, text in init.contents(found).items():
         write({name: text})
@@ -146,13 +146,13 @@ def test_what_the_repository_has_is_found_and_the_file_is_right(folder, write, f
 
 def test_the_installed_torch_and_its_interpreter_are_found(folder, monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    found = look_around(folder)
+    found = inspect_repository(folder)
     assert found.torch == "2.13.0"
     assert found.python == "python3"
     monkeypatch.setenv("PATH", "/nowhere")
-    assert look_around(folder).python == ""
+    assert inspect_repository(folder).python == ""
     monkeypatch.setattr(sys, "prefix", str(folder / ".venv"))
-    assert look_around(folder).python == ".venv/bin/python"
+    assert inspect_repository(folder).python == ".venv/bin/python"
 
 
 @pytest.mark.parametrize(

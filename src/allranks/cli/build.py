@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from allranks.cli.options import engine_option, quiet_option
 from allranks.cli.parser import flag, option
 from allranks.cli.printing import say
-from allranks.cli.selection import Selection, chosen_jobs, read_request
+from allranks.cli.selection import Selection, read_request, selected_jobs
 from allranks.cli.variables import IMAGES_VARIABLE, PLAN_FILE_VARIABLE, PlanVariables
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
@@ -66,7 +66,7 @@ def _jobs_to_build_for(expansion: Expansion, options: Options) -> Sequence[Job]:
 
     plan_file = PlanVariables.read().file
     if plan_file is None:
-        return chosen_jobs(expansion, options)
+        return selected_jobs(expansion, options)
     if options.cells or options.where or options.suite:
         msg = f"The plan file in {PLAN_FILE_VARIABLE} already selects cells and suites."
         raise UsageError(msg, remedy=f"Drop cells, --where and --suite, or unset {PLAN_FILE_VARIABLE}.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from allranks.cli.options import json_option
-from allranks.cli.parser import CommandOptions, flag, measured, option
+from allranks.cli.parser import CommandOptions, flag, option, quantity
 from allranks.cli.printing import iso_time, say, say_json, warn
 from allranks.cli.variables import PRUNE_VARIABLE
 from allranks.errors import AllranksError, EngineError, ExitCode, UsageError
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _IMAGES = "instead: remove images"
 
-_age: Final = measured({"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}, "an age such as 14d, 12h or 30m")
-_size: Final = measured({"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}, "a size such as 40GB, 500MB or 0")
+_age: Final = quantity({"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}, "an age such as 14d, 12h or 30m")
+_size: Final = quantity({"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}, "a size such as 40GB, 500MB or 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,7 @@ def suite_configuration(code: Path, paths: Sequence[str]) -> tuple[str, ...]:
     return ("-c", str(found)) if found else ()
 
 
-def refuse_options(config: pytest.Config) -> None:
+def check_pytest_args(config: pytest.Config) -> None:
     """Refuse unsupported options."""
     reason = next(chain(_refusals(config.option), refused_reruns(config)), None)
     if reason is not None:

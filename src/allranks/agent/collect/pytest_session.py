@@ -31,11 +31,11 @@ from allranks.agent.collect.pytest_options import (
     REFUSED_BY_PYTEST,
     ProcessPaths,
     cache_arguments,
+    check_pytest_args,
     forget_plugin,
     note_outcomes,
     process_of_rank,
     refusal_in,
-    refuse_options,
     refuse_stepwise_of_a_share,
     settle_hypothesis,
     share_seed,
@@ -156,7 +156,7 @@ class ServerPlugin:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Refuse unsupported options before any plugin acts on them."""
         try:
-            refuse_options(config)
+            check_pytest_args(config)
             self._measurement.redirect(config)
             if self._config.share:
                 refuse_stepwise_of_a_share(config)
