@@ -42,8 +42,8 @@ def repository(tmp_path, monkeypatch):
     [
         ("", ["--push"], "has no registry to push to"),
         ("", ["--results", "r"], "--results needs ALLRANKS_PLAN_FILE"),
-        ("", ["--registry", "ghcr.io/o/r"], "other machines read the address of an image"),
-        ("plan.json", ["--where", "backend=gloo"], "already names its cells and suites"),
+        ("", ["--registry", "ghcr.io/o/r"], "other machines read the names of the images"),
+        ("plan.json", ["--where", "backend=gloo"], "already selects cells and suites"),
         ("none.json", [], "none.json cannot be read"),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_failed_build_is_the_result_of_each_job_of_the_plan(capsys, monkeypatc
     capsys.readouterr()
     assert main(["report", "r/latest"]) == 2
     out = capsys.readouterr().out
-    assert "--push has no registry to push to." in out
+    assert "--push needs --registry." in out
     assert "(2 tests in 2 cells; packs cpu-g0-1of1, cuda-g2-1of1)" in out
 
 

@@ -13,9 +13,9 @@ def test_the_doctors_findings_are_printed_and_a_problem_is_exit_code_4(allranks,
     monkeypatch.setattr("allranks.cli.host_checks.check_host", lambda *_, **__: [Finding("GPUs", "none"), *found])
     code, out, _ = allranks("doctor")
     assert code == 4
-    assert out == "ok       GPUs: none\nPROBLEM  disk: full\n         -> Make room.\n1 problem(s)\n"
+    assert out == "ok       GPUs: none\nPROBLEM  disk: full\n         -> Make room.\n1 problem\n"
     found.clear()
-    assert allranks("doctor")[:2] == (0, "ok       GPUs: none\nno problem was found\n")
+    assert allranks("doctor")[:2] == (0, "ok       GPUs: none\nno problems found\n")
 
 
 def test_findings_are_one_object_for_programs(allranks, monkeypatch):
@@ -36,7 +36,7 @@ def test_findings_are_one_object_for_programs(allranks, monkeypatch):
 def test_a_quiet_doctor_names_problems(allranks, monkeypatch):
     found = [Finding("GPUs", "none"), Finding("disk", "full", "Make room.")]
     monkeypatch.setattr("allranks.cli.host_checks.check_host", lambda *_, **__: found)
-    assert allranks("doctor", "-q")[:2] == (4, "PROBLEM  disk: full\n         -> Make room.\n1 problem(s)\n")
+    assert allranks("doctor", "-q")[:2] == (4, "PROBLEM  disk: full\n         -> Make room.\n1 problem\n")
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def demands(monkeypatch):
 
 def test_what_cells_need_is_all_that_is_examined_for_them(allranks, demands):
     code, out, _ = allranks("doctor", "--cell", "nccl", "--cell", "gloo-w1-g0-env", "--engine", "process")
-    assert (code, out) == (4, "PROBLEM  driver: too old\n         -> Install a newer one.\n1 problem(s)\n")
+    assert (code, out) == (4, "PROBLEM  driver: too old\n         -> Install a newer one.\n1 problem\n")
     assert demands == [(["gloo-w1-g0-env", "nccl-w2-g2-env"], "process")]
 
 
@@ -76,7 +76,7 @@ def test_what_a_machine_lacks_is_the_result_of_each_job_of_the_pack(allranks, mo
     monkeypatch.setenv("ALLRANKS_PACK", pack)
     code, _, err = allranks("doctor", "--results", "left")
     assert code == 4
-    assert f"lacks what the pack {pack} needs: driver." in err
+    assert f"does not meet the requirements of the pack {pack}: driver." in err
     records = [json.loads(path.read_text()) for path in Path("left/latest").glob("cells/*/*/attempt-1/job.json")]
     assert [record["error"]["why"] for record in records] == ["driver: too old."] * len(records) != []
 

@@ -72,7 +72,7 @@ def test_a_card_without_a_driver_is_a_problem_and_named(tmp_path):
 
 
 def test_a_host_without_cards_has_no_problem(tmp_path):
-    assert [finding.text for finding in check_gpus(Inventory(), tmp_path)] == ["none: tests that need some are skipped"]
+    assert [finding.text for finding in check_gpus(Inventory(), tmp_path)] == ["none: tests that need GPUs are skipped"]
 
 
 def test_device_nodes_that_this_user_may_not_use_are_named(tmp_path):

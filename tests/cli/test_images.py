@@ -84,7 +84,10 @@ def test_a_host_may_have_unused_images_removed_after_each_run(allranks, monkeypa
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize(
     ("age", "said"),
-    [("soon", "'soon' cannot be used: write an age such as 14d"), ("1d", "unused images stay: No daemon. Why.")],
+    [
+        ("soon", "'soon' is invalid: write an age such as 14d"),
+        ("1d", "unused images were not removed: No daemon. Why."),
+    ],
 )
 def test_a_run_is_no_worse_for_images_that_stay(allranks, monkeypatch, age, said):
     def fail(*_):

@@ -54,8 +54,8 @@ def test_what_became_of_each_test_file_is_told(allranks, write):
     assert allranks("init")[2].partition("noxfile")[0].splitlines() == [
         "24 test files:",
         "    1 in suites.spawn: these start processes",
-        "    1 in no suite: nothing of these is distributed",
-        "    22 in no suite, not recognized: these mention ranks, and do not say who starts them",
+        "    1 in no suite: not distributed",
+        "    22 in no suite, not recognized: they mention ranks, but it is unclear what starts them",
         *(f"        {name}" for name in list(odd)[:20]),
         "        and 2 more",
     ]
@@ -91,7 +91,7 @@ def test_nothing_is_written_where_a_file_exists_unless_forced(allranks, folder, 
     write({present: text})
     code, out, err = allranks("init")
     assert (code, out) == (2, "")
-    assert f"already has {named}, and nothing was written" in err
+    assert f"already has {named}. Nothing was written" in err
     assert [path.name for path in folder.rglob("*") if path.is_file()] == [present.rpartition("/")[2]]
     assert (folder / present).read_text() == text
     assert allranks("init", "--force")[0] == 0
@@ -375,7 +375,7 @@ def test_an_unknown_source_is_an_error_that_says_to_pass_one(allranks, folder, i
 def test_a_source_for_a_noxfile_that_is_there_already_is_refused(allranks, folder):
     (folder / "noxfile.py").write_text("# mine\n")
     code, _, err = allranks("init", "--source", str(ROOT))
-    assert (code, "There is a noxfile.py already" in err) == (2, True)
+    assert (code, "only for a new noxfile.py" in err) == (2, True)
     assert [path.name for path in folder.iterdir()] == ["noxfile.py"]
 
 

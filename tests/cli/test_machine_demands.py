@@ -60,7 +60,7 @@ def problems(cells, matrix):
 def test_cells_without_gpus_demand_nothing(cells, matrix):
     without = {cell: image for cell, image in cells.items() if not cell.gpu_count}
     found = list(check_demands(without, matrix, Target(engine="docker", mode="auto")))
-    assert found == [Finding("GPUs", "none of these cells needs any")]
+    assert found == [Finding("GPUs", "none of these cells needs a GPU")]
 
 
 def test_a_driver_that_is_too_old_is_named_in_one_sentence(cells, matrix, machine):
@@ -68,9 +68,8 @@ def test_a_driver_that_is_too_old_is_named_in_one_sentence(cells, matrix, machin
     [problem] = problems(cells, matrix).values()
     assert problem == Finding(
         "driver",
-        "image cuda has CUDA 13.0 (torch 2.9.0+cu130), which needs driver 580 or newer, "
-        "and this machine has 535.104.05",
-        "Install NVIDIA's driver 580 or newer, or give the image a torch of an older CUDA.",
+        "image cuda has CUDA 13.0 (torch 2.9.0+cu130), which needs driver 580 or newer, ; this machine has 535.104.05",
+        "Install NVIDIA's driver 580 or newer, or use a torch with an older CUDA in the image.",
     )
 
 
@@ -86,7 +85,7 @@ def test_too_few_gpus_an_unhealthy_one_and_no_toolkit_are_problems_and_the_rest_
     machine(unhealthy, Finding("toolkit", "NVIDIA's is not there", "Install it."), Finding("clock", "late", "Set it."))
     found = problems(cells, matrix)
     assert set(found) == {"GPUs", "unhealthy GPU", "toolkit"}
-    assert found["GPUs"].text == "nccl-w2-g2-env needs 2, and this machine has 1"
+    assert found["GPUs"].text == "nccl-w2-g2-env needs 2, this machine has 1"
 
 
 def test_a_driver_that_fails_is_the_problem(cells, matrix, machine):

@@ -54,7 +54,7 @@ def test_a_folder_of_images_that_is_not_there_is_an_error_on_every_engine(allran
     monkeypatch.setenv("ALLRANKS_IMAGES", "/nope/here")
     code, _, err = allranks("run", "--engine", engine)
     assert (code, runs) == (2, [])
-    assert "ALLRANKS_IMAGES is '/nope/here', and there is no such folder." in err
+    assert "ALLRANKS_IMAGES is '/nope/here', but there is no such folder." in err
 
 
 @pytest.mark.parametrize("command", ["run", "doctor"])

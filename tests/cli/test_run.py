@@ -47,10 +47,13 @@ def test_a_debugger_gets_the_terminal_and_no_limit_ends_it(allranks, runs, termi
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("gloo-w2-g0-env", "--pdb-rank", "1"), "--pdb-rank needs one job, and 2 are selected"),
+        (("gloo-w2-g0-env", "--pdb-rank", "1"), "--pdb-rank needs one job, but 2 are selected"),
         (("gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "2"), "There is no rank 2 in gloo-w2-g0-env"),
-        (("gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "1", "--engine", "docker"), "--pdb-rank cannot be used"),
-        (("--resume", "--pdb-rank", "1"), "--pdb-rank cannot be used"),
+        (
+            ("gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "1", "--engine", "docker"),
+            "--pdb-rank works only in a new run of the process engine",
+        ),
+        (("--resume", "--pdb-rank", "1"), "--pdb-rank works only in a new run of the process engine"),
     ],
 )
 @pytest.mark.usefixtures("terminal")
@@ -273,7 +276,7 @@ def test_a_pack_is_not_selected_from(plan_machines, machine, runs, also):
     cpu, _ = plan_machines()
     code, _, err = machine(cpu, *also)
     assert (code, runs) == (2, [])
-    assert "can be neither narrowed nor resumed" in err
+    assert "A pack always runs as planned" in err
 
 
 @pytest.mark.parametrize("half", ["PLAN_FILE", "PACK"])
@@ -324,7 +327,7 @@ def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, reposito
     ("variables", "said"),
     [
         ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, "env -u WORLD_SIZE allranks run"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "torchrun or the like has started (WORLD_SIZE=2, RANK=1)"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "started by torchrun or a similar launcher (WORLD_SIZE=2, RANK=1)"),
         ({"RANK": "1"}, "RANK=1"),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "Start allranks once, without srun."),
         ({"SLURM_PROCID": "3"}, "srun"),

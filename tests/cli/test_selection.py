@@ -166,5 +166,5 @@ def test_where_nothing_runs_by_default_the_error_says_what_to_name(allranks, one
     (one_by_name / "matrix.toml").write_text(matrix.replace("[suites.tiny]", "[suites.tiny]\ndefault = false"))
     code, out, err = allranks("run", "--where", "world_size=2")
     assert (code, out, runs) == (2, "", [])
-    assert "run only when they are named" in err
+    assert "do not run by default" in err
     assert "--suite tiny --suite other" in err

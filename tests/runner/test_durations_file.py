@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_used_is_said_and_left_out(path, said, text, words
     [line] = said
     assert words in line
     assert line.startswith(f"{path} is ignored: it ")
-    assert "remove it to begin anew" in line
+    assert "Remove the file to start a new one" in line
 
 
 @pytest.mark.parametrize(("text", "words"), FOREIGN)
@@ -133,7 +133,9 @@ def test_a_file_of_bytes_that_are_no_text_is_left_out(path, said):
 
 def test_a_folder_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, said):
     keep_durations(tmp_path / "gone" / "durations.json", ONE, said.append)
-    assert said == [f"{tmp_path}/gone/durations.json was not update by what this run took: No such file or directory."]
+    assert said == [
+        f"{tmp_path}/gone/durations.json was not updated with the durations of this run: No such file or directory."
+    ]
 
 
 def test_a_file_that_says_nothing_is_one_to_begin_with():

@@ -112,7 +112,7 @@ def test_a_follower_may_be_ahead_of_the_leader_whose_word_still_counts(is_collec
         book.take(0, COLLECTED)
         book.close()
         return
-    with pytest.raises(ContradictionError, match="'t', which the leading agent has not collected"):
+    with pytest.raises(ContradictionError, match="'t', which the lead node's agent has not collected"):
         book.close()
 
 

@@ -316,7 +316,7 @@ def test_a_broken_file_of_durations_ends_no_run_and_stays_as_it_is(run_pair, fil
     assert file.read_text() == "{"
     assert [line.split(": it ")[0] for line in lines if str(file) in line] == [
         f"{file} is left out",
-        f"{file} was not update by what this run took",
+        f"{file} was not updated with the durations of this run",
     ]
 
 

@@ -400,11 +400,11 @@ _GPU_RULES = (
     "# `when` compares axes: ==, !=, <, in, and, or, not. The reason is shown with each dropped cell.",
     "[[matrix.exclude]]",
     "when   = \"backend == 'nccl' and gpu_count != world_size\"",
-    'reason = "NCCL needs one GPU per rank"',
+    'reason = "NCCL needs a GPU for each rank"',
     "",
     "[[matrix.exclude]]",
     "when   = \"backend == 'gloo' and gpu_count > 0\"",
-    'reason = "gloo is tested with CPU tensors"',
+    'reason = "gloo is tested on CPU tensors"',
 )
 _MORE_GPUS = ("gpu_count  = [0, 1, 2]", *_GPU_RULES[1:])
 
