@@ -40,7 +40,7 @@ def repository(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("plan_file", "options", "said"),
     [
-        ("", ["--push"], "has no registry to push to"),
+        ("", ["--push"], "--push needs --registry"),
         ("", ["--results", "r"], "--results needs ALLRANKS_PLAN_FILE"),
         ("", ["--registry", "ghcr.io/o/r"], "other machines read the names of the images"),
         ("plan.json", ["--where", "backend=gloo"], "already selects cells and suites"),

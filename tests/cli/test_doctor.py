@@ -89,4 +89,4 @@ def test_a_pack_needs_its_plan_and_stands_alone(allranks, monkeypatch, variables
         monkeypatch.setenv(f"ALLRANKS_{name}", "x")
     code, _, err = allranks("doctor", *arguments)
     assert code == 2
-    assert ("--cell stands alone" if arguments else f"The variable ALLRANKS_{variables[0]} needs ALLRANKS_P") in err
+    assert ("--cell cannot be combined" if arguments else f"The variable ALLRANKS_{variables[0]} is set, but ALLRANKS_P") in err

@@ -97,7 +97,7 @@ def test_a_run_gets_the_policy_of_its_jobs(allranks, runs):
     [(_, options)] = runs
     policy = options.policy
     assert (policy.most, policy.retries, policy.fail_fast, policy.shuffle) == (3, 2, True, 7)
-    assert options.left is None
+    assert options.remaining is None
 
 
 def test_a_run_without_options_has_the_defaults(allranks, runs, repository):
@@ -143,7 +143,7 @@ def test_a_run_is_gone_on_with_in_its_folder_and_with_its_arguments(allranks, ru
     code, out, _ = allranks("run", option)
     [(jobs, options)] = runs
     assert jobs == earlier
-    assert (options.run_id, options.pytest_args, set(options.left)) == ("r1", ("-k", "x"), set(earlier[1:]))
+    assert (options.run_id, options.pytest_args, set(options.remaining)) == ("r1", ("-k", "x"), set(earlier[1:]))
     assert f"{len(earlier) - 1} of its {len(earlier)} jobs are unfinished" in out
     assert code == 0
 
@@ -152,7 +152,7 @@ def test_a_part_of_a_run_is_gone_on_with(allranks, runs, earlier):
     allranks("run", "--resume", "gloo-w2-g0-env", "--suite", "other", "--", "-k", "x")
     [(jobs, options)] = runs
     assert jobs == ["gloo-w2-g0-env/other"]
-    assert (options.run_id, options.pytest_args, list(options.left)) == ("r1", ("-k", "x"), jobs)
+    assert (options.run_id, options.pytest_args, list(options.remaining)) == ("r1", ("-k", "x"), jobs)
     assert jobs[0] in earlier
 
 

@@ -108,7 +108,7 @@ COMMANDS = {
     "init": (2, "already has matrix.toml", "--force overwrites"),
     "init nowhere": (2, "There is no folder nowhere.", "Create it"),
     "init suite --source x": (2, "neither a checkout of allranks nor a wheel", "--source WHEEL"),
-    "clean --older-than 1d": (2, "apply to --images only", "Add --images"),
+    "clean --older-than 1d": (2, "need --images", "Add --images"),
     "clean --images --older-than soon": (2, "'soon' is invalid: write an age such as 14d", "--help"),
     "doctor --cell gloo-w9": (2, "no cell with world_size 9", "lists the cells"),
 }

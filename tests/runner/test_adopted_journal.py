@@ -26,22 +26,22 @@ def test_it_ends_with_all_records_once_and_keeps_its_beginning(tmp_path_factory,
         assert journal.size == len(before)
         for record in order:
             journal.write(record)
-        assert not journal.is_lacking
+        assert not journal.has_missing_records
     after = path.read_bytes()
     assert after.startswith(before)
     assert sorted(after.splitlines()) == sorted((STARTED + lines(RECORDS)).splitlines())
 
 
-def test_a_record_that_does_not_come_again_is_lacking(tmp_path):
+def test_a_record_that_does_not_come_again_has_missing_records(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(STARTED + lines(RECORDS[:2]))
     with closing(AdoptedJournal(path)) as journal:
         journal.write(RECORDS[0])
-        assert journal.is_lacking
+        assert journal.has_missing_records
         journal.write(RECORDS[2])
-        assert journal.is_lacking
+        assert journal.has_missing_records
         journal.write(RECORDS[1])
-        assert not journal.is_lacking
+        assert not journal.has_missing_records
 
 
 def test_without_a_journal_it_begins_one(tmp_path):

@@ -117,13 +117,13 @@ def test_a_follower_may_be_ahead_of_the_leader_whose_word_still_counts(is_collec
 
 
 def test_there_are_no_more_records_than_tests_can_have(monkeypatch):
-    monkeypatch.setattr(ledger, "_RECORDS_BESIDE_TESTS", 3)
+    monkeypatch.setattr(ledger, "_RECORDS_WITHOUT_TESTS", 3)
     with pytest.raises(ContradictionError, match="more records than 1 tests can have"):
         take(BEGUN, COLLECTED, *[PASSED] * 99, world_size=1)
 
 
 def test_what_ranks_print_counts_for_nothing(monkeypatch):
-    monkeypatch.setattr(ledger, "_RECORDS_BESIDE_TESTS", 3)
+    monkeypatch.setattr(ledger, "_RECORDS_WITHOUT_TESTS", 3)
     assert all(take(BEGUN, *[Printed(rank=0, line="x")] * 99))
 
 

@@ -259,9 +259,9 @@ def test_a_job_that_is_tried_again_begins_anew(live, make_spec):
     job_id, tests = started(live, make_spec)
     tests.update(failed("t"))
     live.job_ended(job_id, tests, 1.0, JobError(kind="agent", what="It died."))
-    assert job(live, job_id).is_bad
+    assert job(live, job_id).has_failed
     live.set_state(job_id, "waiting")
-    assert not job(live, job_id).is_bad
+    assert not job(live, job_id).has_failed
 
 
 def test_the_first_failure_of_the_run_stands(live):

@@ -197,7 +197,7 @@ class JobFacts:
     def _timeout(self, limit: TimeLimit) -> JobError:
         where = f"after {self._last_test}" if self._last_test else "before the first test ended"
         remedy = "Raise limits.job in the matrix file, or split the suite."
-        what = f"The job timed out {where}: it did not end within {limit.words()}."
+        what = f"The job timed out {where}: no end after {limit.words()}."
         return JobError(kind="timeout", what=what, remedy=remedy)
 
 
