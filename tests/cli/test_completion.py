@@ -34,7 +34,7 @@ COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); "$function"; echo "${COMPREPLY[@]}"
 """
 
 
-def test_bash_knows_what_completes_the_command(shell):
+def test_the_bash_script_registers_the_completion(shell):
     assert shell("bash", LOAD, "complete -p allranks").endswith(" allranks\n")
 
 
@@ -101,7 +101,7 @@ def test_zsh_completes_commands_options_and_cells(shell, tmp_path):
         terminal.close()
 
 
-def test_each_shell_has_a_script_of_its_own(allranks):
+def test_each_shell_has_its_own_script(allranks):
     scripts = [allranks("--completion", name)[1] for name in ("bash", "zsh")]
     assert "complete -" in scripts[0]
     assert scripts[1].startswith("#compdef allranks\n")

@@ -48,7 +48,7 @@ def test_an_empty_folder_gets_three_files_that_plan_accepts(allranks, folder):
     compile((folder / "noxfile.py").read_text(), "noxfile.py", "exec")
 
 
-def test_what_became_of_each_test_file_is_told(allranks, write):
+def test_the_classification_of_test_files_is_printed(allranks, write):
     odd = {f"odd/test_{number:02}.py": "import os\nos.environ['WORLD_SIZE']\n" for number in range(22)}
     write({**odd, "spawn/test_a.py": "from torch.multiprocessing import spawn\n", "test_plain.py": ""})
     assert allranks("init")[2].partition("noxfile")[0].splitlines() == [
@@ -61,7 +61,7 @@ def test_what_became_of_each_test_file_is_told(allranks, write):
     ]
 
 
-def test_another_folder_is_named(allranks, folder, tmp_path, monkeypatch):
+def test_another_folder_can_be_given(allranks, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert allranks("init", "new")[0] == 0
     assert (folder / "matrix.toml").exists()
@@ -135,7 +135,7 @@ def test_a_folder_that_may_not_be_written_is_an_error(allranks, folder):
         ({"pytest.ini": "[pytest]\naddopts = -ra --no-header\n"}, "uses_xdist", False),
     ],
 )
-def test_what_the_repository_has_is_found_and_the_file_is_right(folder, write, files, attribute, value):
+def test_the_matrix_file_reflects_the_repository(folder, write, files, attribute, value):
     write(files)
     found = inspect_repository(folder)
     assert getattr(found, attribute) == value
@@ -187,7 +187,7 @@ def test_the_kind_of_torch_is_read_without_importing_it(tmp_path, monkeypatch, v
         ({"engine": ("docker", "a Docker daemon answers")}, 2),
     ],
 )
-def test_whatever_was_found_the_file_is_right(folder, changes, cells):
+def test_the_matrix_file_is_always_valid(folder, changes, cells):
     found = Repository(**{"folder": "tests/distributed", **changes})
     (folder / "tests" / "distributed").mkdir(parents=True)
     (folder / "matrix.toml").write_text(matrix_text(found))
@@ -197,7 +197,7 @@ def test_whatever_was_found_the_file_is_right(folder, changes, cells):
     assert expansion.matrix.warnings == ()
 
 
-def test_what_stands_in_comments_is_right_too(folder):
+def test_the_commented_lines_are_valid_too(folder):
     (folder / "tests" / "distributed").mkdir(parents=True)
     lines = matrix_text(HERE).splitlines()
     start = next(number for number, line in enumerate(lines) if "For NCCL" in line)
@@ -270,7 +270,7 @@ def test_an_interpreter_without_a_package_of_the_tests_is_not_used(allranks, fol
         ("my-results/\n.nox/\n", "my-results/\n.nox/\nresults/\n"),
     ],
 )
-def test_what_runs_write_is_ignored(allranks, folder, write, before, after):
+def test_gitignore_has_the_folders_of_runs(allranks, folder, write, before, after):
     if before is not None:
         write({".gitignore": before})
     assert allranks("init")[0] == 0
@@ -344,8 +344,8 @@ def test_a_noxfile_installs_from_where_allranks_was_installed(allranks, folder, 
     (here / "a b.whl").touch()
     installed(record % {"here": here.as_uri()})
     assert allranks("init")[0] == 0
-    wanted = address % {"here": here.as_uri()}
-    assert dependencies((folder / "noxfile.py").read_text()) == ["nox", f"allranks @ {wanted}"]
+    source = address % {"here": here.as_uri()}
+    assert dependencies((folder / "noxfile.py").read_text()) == ["nox", f"allranks @ {source}"]
 
 
 UNKNOWN = {
@@ -362,7 +362,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("record", UNKNOWN.values(), ids=list(UNKNOWN))
-def test_an_unknown_source_is_an_error_that_says_to_pass_one(allranks, folder, installed, record):
+def test_an_unknown_source_is_an_error_with_a_remedy(allranks, folder, installed, record):
     installed(record)
     code, out, err = allranks("init")
     assert (code, out) == (2, "")
@@ -372,14 +372,14 @@ def test_an_unknown_source_is_an_error_that_says_to_pass_one(allranks, folder, i
     assert allranks("init")[0] == 0, "no file has to name it"
 
 
-def test_a_source_for_a_noxfile_that_is_there_already_is_refused(allranks, folder):
+def test_a_source_is_rejected_if_there_is_a_noxfile(allranks, folder):
     (folder / "noxfile.py").write_text("# mine\n")
     code, _, err = allranks("init", "--source", str(ROOT))
     assert (code, "only for a new noxfile.py" in err) == (2, True)
     assert [path.name for path in folder.iterdir()] == ["noxfile.py"]
 
 
-def test_a_source_that_the_user_names_is_taken(allranks, folder, installed, tmp_path, monkeypatch):
+def test_a_given_source_is_used(allranks, folder, installed, tmp_path, monkeypatch):
     installed(None)
     wheel = tmp_path / "allranks-1-py3-none-any.whl"
     wheel.touch()
@@ -399,7 +399,7 @@ def test_a_source_that_the_user_names_is_taken(allranks, folder, installed, tmp_
 @pytest.mark.parametrize(
     "given", ["allranks", "allranks==0.1", "", ".", "nowhere", "http://h/a.whl", "git+https://h/a b"]
 )
-def test_a_source_that_is_no_place_of_allranks_is_refused(allranks, folder, given):
+def test_a_source_without_allranks_is_rejected(allranks, folder, given):
     code, _, err = allranks("init", "--source", given)
     assert (code, "is neither a checkout of allranks nor a wheel" in err) == (2, True)
     assert list(folder.iterdir()) == []

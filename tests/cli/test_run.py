@@ -16,7 +16,7 @@ from allranks.report.run_files import Manifest
 from allranks.runner.results_folder import open_run
 
 
-def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
+def test_a_run_gets_the_options_of_the_command_line(allranks, runs, tmp_path):
     code, out, _ = allranks(
         "run", "gloo-w2-g0-env", "--suite", "tiny", "--engine", "process", "--results", str(tmp_path / "r"),
         "--seed", "3", "--", "-x", "--", "-k", "a or b",
@@ -36,7 +36,7 @@ def terminal(monkeypatch):
     return "/dev/pts/7"
 
 
-def test_a_debugger_gets_the_terminal_and_no_limit_ends_it(allranks, runs, terminal):
+def test_a_debugger_gets_the_terminal_and_no_time_limits(allranks, runs, terminal):
     code, _, err = allranks("run", "gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "1")
     assert (code, err) == (0, "")
     [(_, options)] = runs
@@ -57,7 +57,7 @@ def test_a_debugger_gets_the_terminal_and_no_limit_ends_it(allranks, runs, termi
     ],
 )
 @pytest.mark.usefixtures("terminal")
-def test_a_debugger_that_cannot_be_had_is_a_wrong_command(allranks, runs, arguments, words):
+def test_a_debugger_that_cannot_run_is_a_usage_error(allranks, runs, arguments, words):
     code, _, err = allranks("run", *arguments)
     assert (code, runs) == (2, [])
     assert words in err
@@ -72,7 +72,7 @@ def test_a_debugger_needs_a_terminal(allranks, runs, monkeypatch, stdin):
 
 
 @pytest.mark.parametrize("flag", ["--pdb", "--trace", "--setup-only", "--setup-plan"])
-def test_an_option_of_pytests_that_cannot_be_had_is_a_wrong_command(allranks, runs, flag):
+def test_an_unsupported_option_of_pytest_is_a_usage_error(allranks, runs, flag):
     code, out, err = allranks("run", "--", "-x", flag)
     assert (code, out, runs) == (2, "", [])
     assert f"{flag} cannot be used: " in err
@@ -87,7 +87,7 @@ def shards(repository):
 
 
 @pytest.mark.usefixtures("shards")
-def test_a_run_gets_the_shards_that_it_is_told(allranks, runs):
+def test_a_run_gets_the_selected_shards(allranks, runs):
     allranks("run", "gloo-w2-g0-env", "--suite", "tiny@2of2")
     assert runs[0][0] == ["gloo-w2-g0-env/tiny@2of2"]
 
@@ -108,7 +108,7 @@ def test_a_run_without_options_has_the_defaults(allranks, runs, repository):
     assert (options.pytest_args, options.part) == ((), None)
 
 
-def test_a_gpu_that_is_not_there_is_refused_before_there_is_a_run(allranks, repository, monkeypatch):
+def test_an_unknown_gpu_is_rejected_before_the_run_is_created(allranks, repository, monkeypatch):
     monkeypatch.chdir(repository)
     monkeypatch.setenv("ALLRANKS_GPUS", "")
     code, _, err = allranks("run", "--gpus", "0", "--engine", "process")
@@ -118,7 +118,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_there_is_a_run(allranks, repo
 
 
 @pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--jobs", "many"], ["--jobs", "-1"]])
-def test_a_number_of_jobs_that_is_none_is_refused(allranks, arguments):
+def test_an_invalid_number_of_jobs_is_rejected(allranks, arguments):
     code, _, err = allranks("run", *arguments)
     assert code == 2
     assert "is not a whole number of at least 1" in err or "expected one argument" in err
@@ -139,7 +139,7 @@ def earlier(repository):
 
 
 @pytest.mark.parametrize("option", ["--resume", "--lf"])
-def test_a_run_is_gone_on_with_in_its_folder_and_with_its_arguments(allranks, runs, earlier, option):
+def test_a_run_is_resumed_in_its_folder_and_with_its_arguments(allranks, runs, earlier, option):
     code, out, _ = allranks("run", option)
     [(jobs, options)] = runs
     assert jobs == earlier
@@ -148,7 +148,7 @@ def test_a_run_is_gone_on_with_in_its_folder_and_with_its_arguments(allranks, ru
     assert code == 0
 
 
-def test_a_part_of_a_run_is_gone_on_with(allranks, runs, earlier):
+def test_a_part_of_a_run_can_be_resumed(allranks, runs, earlier):
     allranks("run", "--resume", "gloo-w2-g0-env", "--suite", "other", "--", "-k", "x")
     [(jobs, options)] = runs
     assert jobs == ["gloo-w2-g0-env/other"]
@@ -156,14 +156,14 @@ def test_a_part_of_a_run_is_gone_on_with(allranks, runs, earlier):
     assert jobs[0] in earlier
 
 
-def test_a_run_is_not_gone_on_with_under_another_selection(allranks, runs, earlier):
+def test_a_run_cannot_be_resumed_with_other_arguments(allranks, runs, earlier):
     code, _, err = allranks("run", "--lf", "--", "-k", "y")
     assert (code, runs) == (2, [])
     assert "had other pytest arguments: -k x" in err
     assert earlier
 
 
-def test_what_a_run_had_not_planned_cannot_be_gone_on_with(allranks, runs, repository):
+def test_unplanned_cells_cannot_be_resumed(allranks, runs, repository):
     expansion = load(repository)
     [job] = [job for job in plan(expansion.matrix, expansion.cells) if job.id == "gloo-w1-g0-env/tiny"]
     open_run(repository / "results", "r1", [job], Manifest(run_id=""), 7)
@@ -172,7 +172,7 @@ def test_what_a_run_had_not_planned_cannot_be_gone_on_with(allranks, runs, repos
     assert "The run r1 planned none of these cells and suites." in err
 
 
-def test_without_an_earlier_run_there_is_nothing_to_go_on_with(allranks, runs):
+def test_without_an_earlier_run_there_is_nothing_to_resume(allranks, runs):
     code, _, err = allranks("run", "--lf")
     assert (code, runs) == (2, [])
     assert "There is no run to resume" in err
@@ -230,7 +230,7 @@ def test_a_machine_with_fewer_gpus_than_planned_runs_nothing(plan_machines, mach
     assert allranks("report", str(folder))[0] == 4, "and not the 3 of a job that was lost"
 
 
-def test_what_goes_wrong_before_a_pack_begins_is_the_result_of_its_jobs_and_no_others(plan_machines, machine, allranks):
+def test_an_error_before_a_pack_begins_is_the_result_of_its_jobs(plan_machines, machine, allranks):
     cpu, _ = plan_machines()
     asked = (cpu, "--engine", "process")
     assert machine(*asked, "--gpus", "7")[0] == 2
@@ -240,14 +240,14 @@ def test_what_goes_wrong_before_a_pack_begins_is_the_result_of_its_jobs_and_no_o
     assert "nccl" not in out
 
 
-def test_a_misspelt_option_is_the_result_of_the_jobs_of_a_pack(plan_machines, machine, allranks):
+def test_a_misspelled_option_is_the_result_of_the_jobs_of_a_pack(plan_machines, machine, allranks):
     cpu, _ = plan_machines()
     assert machine(cpu, "--debug", "--retrys", "1")[0] == 2
     code, out, _ = allranks("report", "results/latest")
     assert (code, out.count("allranks run has no option --retrys.")) == (2, 1)
 
 
-def test_a_pack_inside_a_launcher_leaves_nothing_where_it_is_refused(plan_machines, machine):
+def test_a_rejected_pack_inside_a_launcher_records_nothing(plan_machines, machine):
     cpu, _ = plan_machines()
     Path("matrix.toml").write_text("")
     assert machine(cpu, "--inside")[0] == 2
@@ -260,19 +260,19 @@ def test_the_command_line_may_choose_engine_and_seed_of_a_pack(plan_machines, ma
     assert (runs[0][1].engine, runs[0][1].seed) == ("docker", 5)
 
 
-def test_the_first_bad_job_ends_a_pack_if_that_is_asked_for_and_its_tests_run_as_planned(plan_machines, machine, runs):
+def test_fail_fast_stops_a_pack_but_does_not_change_pytests_arguments(plan_machines, machine, runs):
     _, gpu = plan_machines("--", "-k", "x")
     assert machine(gpu, "-x")[0] == 0
     assert (runs[0][1].policy.fail_fast, runs[0][1].pytest_args) == (True, ("-k", "x"))
 
 
-def test_a_pack_in_which_nothing_ran_is_good_since_other_machines_may_have_run_tests(plan_machines, machine, runs):
+def test_a_pack_without_executed_tests_succeeds(plan_machines, machine, runs):
     assert machine(plan_machines()[0])[0] == 0
     assert runs[0][1].part
 
 
 @pytest.mark.parametrize("also", [["gloo-w1-g0-env"], ["--where", "world_size=2"], ["--suite", "tiny"], ["--resume"]])
-def test_a_pack_is_not_selected_from(plan_machines, machine, runs, also):
+def test_a_pack_cannot_be_limited_or_resumed(plan_machines, machine, runs, also):
     cpu, _ = plan_machines()
     code, _, err = machine(cpu, *also)
     assert (code, runs) == (2, [])
@@ -287,7 +287,7 @@ def test_a_pack_needs_its_plan_and_a_plan_the_pack(allranks, runs, monkeypatch, 
     assert f"The variable ALLRANKS_{half} needs ALLRANKS_P" in err
 
 
-def test_a_pack_of_another_matrix_or_another_run_is_refused_before_anything_runs(
+def test_a_pack_of_another_matrix_or_run_is_rejected_before_anything_runs(
     plan_machines, machine, runs, repository, monkeypatch
 ):
     cpu, _ = plan_machines()
@@ -303,7 +303,7 @@ def test_a_pack_of_another_matrix_or_another_run_is_refused_before_anything_runs
 
 
 @pytest.mark.parametrize("axis", ["", 'torch = ["2.13.0"]\n'], ids=["one torch", "an axis of torch"])
-def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, repository, tmp_path, monkeypatch, axis):
+def test_jobs_run_in_images_of_another_machine(allranks, repository, tmp_path, monkeypatch, axis):
     matrix, images = repository / "matrix.toml", []
     if axis:
         text = matrix.read_text().replace("[matrix]\n", f"[matrix]\n{axis}")
@@ -324,7 +324,7 @@ def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, reposito
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, "env -u WORLD_SIZE allranks run"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "started by torchrun or a similar launcher (WORLD_SIZE=2, RANK=1)"),
@@ -336,12 +336,12 @@ def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, reposito
     ],
     ids=str,
 )
-def test_one_of_several_processes_of_a_launcher_runs_nothing(allranks, runs, monkeypatch, variables, said):
+def test_a_start_by_a_launcher_is_rejected(allranks, runs, monkeypatch, variables, message):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     code, out, err = allranks("run")
     assert (code, out, runs) == (2, "", [])
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_one_of_several_processes_of_a_launcher_runs_nothing(allranks, runs, mon
     ],
     ids=str,
 )
-def test_one_process_of_a_launcher_runs_as_any_other(allranks, runs, monkeypatch, variables):
+def test_a_launcher_with_one_process_is_allowed(allranks, runs, monkeypatch, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert allranks("run")[0] == 0
@@ -362,7 +362,7 @@ def test_one_process_of_a_launcher_runs_as_any_other(allranks, runs, monkeypatch
 
 
 @pytest.mark.parametrize(("by_nox", "code"), [(False, 0), (True, 2)])
-def test_processes_of_a_launcher_may_share_a_run_that_they_name(allranks, runs, monkeypatch, by_nox, code):
+def test_processes_of_a_launcher_may_share_a_run_id(allranks, runs, monkeypatch, by_nox, code):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ALLRANKS_RUN_ID", "shared")
     monkeypatch.delenv("ALLRANKS_INVOCATION_ID", raising=False)
@@ -387,7 +387,7 @@ def test_processes_of_a_launcher_may_each_run_a_pack(allranks, runs, monkeypatch
     ("flags", "detail"),
     [([], "usual"), (["-q"], "quiet"), (["--quiet"], "quiet"), (["-v"], "verbose"), (["--verbose"], "verbose")],
 )
-def test_a_run_is_told_how_much_to_print(allranks, runs, flags, detail):
+def test_the_level_of_detail_is_an_option(allranks, runs, flags, detail):
     assert allranks("run", *flags)[0] == 0
     assert runs[0][1].detail == detail
 

@@ -143,25 +143,25 @@ def fail(allranks, in_repository):
 
 
 @pytest.mark.parametrize(("matrix", "what", "remedy"), FILES.values(), ids=list(FILES))
-def test_a_wrong_matrix_file_is_one_error(fail, matrix, what, remedy):
+def test_a_wrong_matrix_file_is_an_error(fail, matrix, what, remedy):
     error = fail(matrix, "plan")
     assert (error.code, what in error.what, remedy in error.rest) == (2, True, True), error
 
 
-@pytest.mark.parametrize(("line", "code", "what", "remedy"), [(line, *said) for line, said in COMMANDS.items()])
-def test_a_wrong_command_is_one_error(fail, line, code, what, remedy):
+@pytest.mark.parametrize(("line", "code", "what", "remedy"), [(line, *expected) for line, expected in COMMANDS.items()])
+def test_a_wrong_command_is_an_error(fail, line, code, what, remedy):
     error = fail(GLOO, *line.split())
     assert (error.code, what in error.what, remedy in error.rest) == (code, True, True), error
 
 
-@pytest.mark.parametrize(("variable", "what", "remedy"), [(name, *said) for name, said in VARIABLES.items()])
-def test_a_wrong_variable_is_one_error(fail, monkeypatch, variable, what, remedy):
+@pytest.mark.parametrize(("variable", "what", "remedy"), [(name, *expected) for name, expected in VARIABLES.items()])
+def test_a_wrong_variable_is_an_error(fail, monkeypatch, variable, what, remedy):
     monkeypatch.setenv(*variable.split("="))
     error = fail(GLOO, "run")
     assert (error.code, what in error.what, remedy in error.rest) == (2, True, True), error
 
 
-def test_a_matrix_file_that_is_a_folder_is_one_error(allranks, in_repository):
+def test_a_matrix_file_that_is_a_folder_is_an_error(allranks, in_repository):
     (in_repository / "matrix.toml").unlink()
     (in_repository / "matrix.toml").mkdir()
     code, _, err = allranks("plan")

@@ -105,11 +105,11 @@ def environment_of_image(job):
 @pytest.fixture
 def dispatcher(matrix, make_folder, engine, lines):
     def make(
-        wanted, *, gpus=(), cores=1, most_jobs=None, environment_of=environment_of_image, durations=None, **policy
+        planned, *, gpus=(), cores=1, most_jobs=None, environment_of=environment_of_image, durations=None, **policy
     ):
         engine.has_queue, engine.most_jobs = most_jobs is not None, most_jobs
         host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of)
-        folder = replace(make_folder(wanted), durations=durations or {})
+        folder = replace(make_folder(planned), durations=durations or {})
         return Dispatcher(AttemptRunner(matrix, host, folder, RunListener(lines), ("-k", "x"), RunPolicy(**policy)))
 
     return make

@@ -52,7 +52,7 @@ class ScriptedEngine(StandIn):
         records: What the job of a cell reports after it has begun.
         failures: What a step of a cell's job raises: ``("start", "gloo-w1-g0-env")``.
         acts: What happens at a step of a cell's job.
-        endless: Cells whose jobs end only when they are told to.
+        endless: Cells whose jobs end only when they are stopped to.
         orphans: Cells whose jobs an earlier orchestrator has started.
         no_leases: Why no GPU can be leased.
     """
@@ -102,10 +102,10 @@ class ScriptedEngine(StandIn):
 class ScriptedJob:
     engine: ScriptedEngine
     cell: str
-    told: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def hang_up(self):
-        self.told.set()
+        self.stopped.set()
 
     def go(self):
         self.engine.note("go", self.cell)
@@ -117,7 +117,7 @@ class ScriptedJob:
                 sink(0, record)
         self.engine.note("wait", self.cell)
         if is_endless:
-            assert self.told.wait(20)
+            assert self.stopped.wait(20)
             sink(0, Interrupted())
             sink(0, FINISHED)
         return JobExit(status=0)

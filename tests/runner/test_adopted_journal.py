@@ -17,7 +17,7 @@ def lines(records):
 
 
 @given(heard=st.integers(0, 6), cut=st.integers(0, 30), order=st.permutations(RECORDS))
-def test_it_ends_with_all_records_once_and_keeps_its_beginning(tmp_path_factory, heard, cut, order):
+def test_all_records_are_in_the_journal_once(tmp_path_factory, heard, cut, order):
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     before = STARTED + lines(RECORDS[:heard])
     torn = encode(RECORDS[heard])[:cut] if heard < len(RECORDS) else b""
@@ -32,7 +32,7 @@ def test_it_ends_with_all_records_once_and_keeps_its_beginning(tmp_path_factory,
     assert sorted(after.splitlines()) == sorted((STARTED + lines(RECORDS)).splitlines())
 
 
-def test_a_record_that_does_not_come_again_has_missing_records(tmp_path):
+def test_a_record_that_is_not_sent_again_is_missing(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(STARTED + lines(RECORDS[:2]))
     with closing(AdoptedJournal(path)) as journal:
@@ -44,7 +44,7 @@ def test_a_record_that_does_not_come_again_has_missing_records(tmp_path):
         assert not journal.has_missing_records
 
 
-def test_without_a_journal_it_begins_one(tmp_path):
+def test_a_missing_journal_is_created(tmp_path):
     with closing(AdoptedJournal(tmp_path / "journal.jsonl")) as journal:
         assert journal.size == 0
         journal.write(RECORDS[0])

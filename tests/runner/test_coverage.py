@@ -15,5 +15,5 @@ from allranks.runner.combined_coverage import CoverageOptions, parse_options
         ("--cov-config own.rc", CoverageOptions(config="own.rc")),
     ],
 )
-def test_what_arguments_ask_for(arguments, wishes):
+def test_options_are_parsed(arguments, wishes):
     assert parse_options(["--cov", *arguments.split()]) == wishes

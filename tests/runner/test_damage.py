@@ -79,9 +79,9 @@ class StreamingJob:
 
     def wait(self, sink):
         stream = RecordReader()
-        for place in range(0, len(self.data), 97):
-            for said in stream.feed(self.data[place : place + 97]):
-                sink(0, said)
+        for offset in range(0, len(self.data), 97):
+            for record in stream.feed(self.data[offset : offset + 97]):
+                sink(0, record)
         return JobExit(status=0)
 
     def collect(self, results):
@@ -109,34 +109,34 @@ def green(matrix, jobs, make_folder, lines):
     return run
 
 
-def damaged(data, place, change):
+def damaged(data, offset, change):
     """The stream with one byte of it flipped, lost or added, or cut off there."""
     match change:
         case "flip":
-            return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+            return data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]
         case "lose":
-            return data[:place] + data[place + 1 :]
+            return data[:offset] + data[offset + 1 :]
         case "add":
-            return data[:place] + b"1" + data[place:]
+            return data[:offset] + b"1" + data[offset:]
         case "cut":
-            return data[:place]
+            return data[:offset]
 
 
 @pytest.mark.parametrize("change", quick(2, ["flip", "cut", "lose", "add"]))
-def test_one_damaged_byte_betters_nothing_and_is_no_other_jobs_business(green, change):
-    streams = [damaged(FAILING, place, change) for place in range(len(FAILING))]
+def test_one_damaged_byte_never_turns_a_failure_into_a_pass_or_affects_other_jobs(green, change):
+    streams = [damaged(FAILING, offset, change) for offset in range(len(FAILING))]
     *greens, whole, failing = green([*streams, WHOLE_JOB, FAILING])
     assert (whole, failing) == (True, False)
-    assert [place for place, is_green in enumerate(greens) if is_green] == []
+    assert [offset for offset, is_green in enumerate(greens) if is_green] == []
 
 
-def test_a_stream_without_a_list_of_tests_is_not_green(green):
+def test_a_stream_without_a_list_of_tests_does_not_pass(green):
     assert green([stream_of(BEGUN, FINISHED), WHOLE_JOB]) == [False, True]
 
 
 @pytest.mark.parametrize("has_journal", [True, False])
 @pytest.mark.parametrize("rank", [0, 7])
-def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path, rank, has_journal):
+def test_changed_rank_xml_contradicts_the_record(green, tmp_path, rank, has_journal):
     assert green([WHOLE_JOB]) == [True]
     [attempt] = (tmp_path / "results" / "r1").glob("cells/*/*/attempt-1")
     written = (attempt / "rank-0.xml").read_text()
@@ -148,7 +148,7 @@ def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path
     assert f"rank-{rank}.xml is not the file that allranks wrote" in merged.junit.read_text()
 
 
-def test_a_journal_that_was_changed_contradicts_what_was_recorded(green, tmp_path):
+def test_a_changed_journal_contradicts_the_record(green, tmp_path):
     assert green([WHOLE_JOB]) == [True]
     [journal] = (tmp_path / "results" / "r1").glob(f"cells/*/*/attempt-1/{JOURNAL}")
     journal.write_text(journal.read_text().replace('"at":', '"at": '))
@@ -168,7 +168,7 @@ edits = st.one_of(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 @pytest.mark.thorough
-def test_no_damage_at_all_betters_anything(green, data):
+def test_no_damage_turns_a_failure_into_a_pass(green, data):
     streams = []
     for _ in range(20):
         text = FAILING

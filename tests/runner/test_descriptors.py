@@ -20,13 +20,13 @@ def limits_from(soft: int, hard: int, enough: int = DESCRIPTORS) -> tuple[int, i
     return int(found), int(most)
 
 
-def test_as_many_as_the_host_allows_may_be_open():
+def test_the_limit_is_raised_as_far_as_the_host_allows():
     assert limits_from(256, 2048) == (2048, 2048)
 
 
-def test_more_than_enough_is_not_taken():
+def test_the_limit_is_not_raised_further_than_needed():
     assert limits_from(256, 2048, enough=1024) == (1024, 2048)
 
 
-def test_a_limit_that_is_high_already_stays():
+def test_a_high_limit_is_not_changed():
     assert limits_from(512, 2048, enough=300) == (512, 2048)

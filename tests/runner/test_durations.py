@@ -41,12 +41,12 @@ def skipped(nodeid, seconds):
     return verdict_of(nodeid, seconds, VerdictKind.SKIPPED, rule=VerdictRule.SKIPPED, executed=False)
 
 
-def test_a_test_took_what_its_slowest_rank_took_in_its_slowest_cell():
+def test_a_duration_is_that_of_the_slowest_rank_in_the_slowest_cell():
     jobs = [job(verdict_of(TEST, seconds), cell=cell) for cell, seconds in (("gloo-w2", 1.0), ("gloo-w4", 3.0))]
     assert measured(jobs) == measured(reversed(jobs)) == {"rpc": {"gloo": {TEST: 3.0}}}
 
 
-def test_backends_and_suites_are_apart():
+def test_backends_and_suites_are_separate():
     jobs = [
         job(verdict_of(TEST, 1.0)),
         job(verdict_of(TEST, 2.0), cell="nccl-w2"),
@@ -55,7 +55,7 @@ def test_backends_and_suites_are_apart():
     assert measured(jobs) == {"rpc": {"gloo": {TEST: 1.0}, "nccl": {TEST: 2.0}}, "other": {"gloo": {TEST: 3.0}}}
 
 
-def test_shards_of_a_suite_are_that_suite():
+def test_shards_count_for_their_suite():
     jobs = [
         job(
             verdict_of(f"{TEST}_{number}", 1.0),
@@ -68,25 +68,25 @@ def test_shards_of_a_suite_are_that_suite():
 
 
 @pytest.mark.parametrize("kind", [VerdictKind.FAILURE, VerdictKind.ERROR])
-def test_what_failed_says_nothing_about_how_long_it_takes(kind):
+def test_failed_tests_have_no_duration(kind):
     assert measured([job(verdict_of(TEST, 9.0, kind), verdict_of("t::ok", 1.0))]) == {"rpc": {"gloo": {"t::ok": 1.0}}}
 
 
-def test_what_stands_for_no_test_has_no_duration():
+def test_job_errors_have_no_duration():
     of_job = verdict_of("allranks::job", 9.0, VerdictKind.SKIPPED, rule=VerdictRule.JOB)
     assert measured([job(of_job, verdict_of(TEST, 1.0))]) == {"rpc": {"gloo": {TEST: 1.0}}}
 
 
-def test_a_skip_counts_beside_tests_that_executed():
+def test_a_skip_counts_if_other_tests_executed():
     jobs = [job(skipped(TEST, 0.01)), job(verdict_of("t::ok", 1.0), suite="rpc")]
     assert measured(jobs) == {"rpc": {"gloo": {TEST: 0.01, "t::ok": 1.0}}}
 
 
-def test_a_cell_in_which_nothing_of_the_suite_executed_says_nothing():
+def test_a_cell_without_executed_tests_is_ignored():
     assert measured([job(skipped(TEST, 0.01))]) == {}
 
 
-def test_a_shard_of_skips_alone_counts_where_another_shard_executed_tests():
+def test_a_shard_of_skips_counts_if_another_shard_executed_tests():
     of = {number: Share(suite="rpc", number=number, count=2) for number in (1, 2)}
     jobs = [
         job(skipped(TEST, 0.01), suite="rpc@1of2", share=of[1]),
@@ -102,7 +102,7 @@ def test_only_jobs_that_count_are_measured():
     assert meter.durations == {"rpc": {"gloo": {TEST: 1.0}}}
 
 
-def test_a_folder_that_names_no_backend_says_nothing():
+def test_a_cell_without_a_backend_is_ignored():
     assert measured([CellSuite(cell="c", suite="s", tests=(verdict_of(TEST, 1.0),))]) == {}
 
 
@@ -110,7 +110,7 @@ def test_a_folder_that_names_no_backend_says_nothing():
     ("seconds", "kept"),
     [(0, 0.001), (0.00449, 0.004), (0.12345, 0.123), (1.23456, 1.23), (98.76, 98.8), (12345, 12300)],
 )
-def test_seconds_are_kept_with_three_digits_and_no_less_than_a_millisecond(seconds, kept):
+def test_seconds_have_three_digits_and_are_at_least_a_millisecond(seconds, kept):
     assert rounded(seconds) == kept
 
 
@@ -124,11 +124,11 @@ def test_seconds_are_kept_with_three_digits_and_no_less_than_a_millisecond(secon
         (0.01, 0.07, 0.07),
     ],
 )
-def test_what_is_known_stays_until_a_measurement_differs_by_much(known, now, kept):
+def test_a_stored_duration_is_kept_until_a_measurement_differs_noticeably(known, now, kept):
     assert update({"s": {"gloo": {TEST: known}}}, {"s": {"gloo": {TEST: now}}}) == {"s": {"gloo": {TEST: kept}}}
 
 
-def test_what_a_run_did_not_measure_stays():
+def test_durations_that_a_run_did_not_measure_are_kept():
     known = {"s": {"gloo": {"t::a": 1.0}, "nccl": {"t::a": 2.0}}, "other": {"gloo": {"t::b": 3.0}}}
     assert update(known, {"s": {"gloo": {"t::new": 5.0}}}) == {
         "s": {"gloo": {"t::a": 1.0, "t::new": 5.0}, "nccl": {"t::a": 2.0}},
@@ -146,12 +146,12 @@ def flat(durations):
 
 
 @given(DURATIONS, DURATIONS)
-def test_after_a_run_all_that_was_known_or_measured_is_known(known, new):
+def test_all_known_and_measured_tests_are_stored(known, new):
     assert flat(update(known, new)).keys() == flat(known).keys() | flat(new).keys()
 
 
 @given(DURATIONS, DURATIONS)
-def test_what_is_kept_is_near_what_was_measured_last(known, new):
+def test_a_stored_duration_is_close_to_the_last_measurement(known, new):
     kept = flat(update(known, new))
     for key, seconds in flat(new).items():
         before = flat(known).get(key, seconds)

@@ -62,7 +62,7 @@ def test_a_manifest_has_the_matrix_files_folder_in_its_repository(repository, tm
     assert facts_of(load(repository)).folder == ""
 
 
-def test_a_manifest_has_the_commit_and_says_if_files_differ_from_it(repository):
+def test_a_manifest_has_the_commit_and_whether_it_is_dirty(repository):
     def git(*arguments):
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
         done = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
@@ -89,7 +89,7 @@ def test_a_manifest_has_the_commit_and_says_if_files_differ_from_it(repository):
         (["run", "--"], "allranks run"),
     ],
 )
-def test_the_command_in_a_manifest_has_none_of_the_words_for_pytest(repository, monkeypatch, words, shown):
+def test_the_command_in_a_manifest_omits_pytests_arguments(repository, monkeypatch, words, shown):
     monkeypatch.setattr(sys, "argv", ["/venv/bin/allranks", *words])
     assert facts_of(load(repository)).command == shown
 
@@ -108,7 +108,7 @@ def test_a_session_that_joins_adds_its_jobs_once(make_folder, jobs):
     assert manifest["seed"] == 7
 
 
-def test_processes_that_join_at_once_lose_no_job(repository, tmp_path, jobs):
+def test_processes_that_join_concurrently_lose_no_job(repository, tmp_path, jobs):
     results = tmp_path / "results"
     commands = [[sys.executable, "-c", JOIN, str(repository), str(results), str(number)] for number in range(len(jobs))]
     running = [subprocess.Popen(command) for command in commands]
@@ -203,7 +203,7 @@ def take(tmp_path, jobs, lines, locks):
         yield take
 
 
-def test_two_parties_never_own_one_job_at_once_and_who_is_refused_has_none(take, elsewhere):
+def test_two_invocations_never_own_the_same_job(take, elsewhere):
     _, first = elsewhere("a", ONE)
     assert first == "taken"
     with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 is being run by another process") as refused:
@@ -214,13 +214,13 @@ def test_two_parties_never_own_one_job_at_once_and_who_is_refused_has_none(take,
     assert elsewhere("c", OTHER)[1] == "taken"
 
 
-def test_going_on_does_not_take_what_a_living_owner_has(take, elsewhere):
+def test_resuming_does_not_claim_jobs_of_a_living_owner(take, elsewhere):
     elsewhere("a", ONE)
     with pytest.raises(UsageError, match="is being run"):
         take("b", ONE, resuming=True)
 
 
-def test_what_another_party_has_run_is_not_run_again_unless_it_is_gone_on_with(take, make_folder, jobs, elsewhere):
+def test_a_job_of_another_invocation_runs_again_only_if_the_run_is_resumed(take, make_folder, jobs, elsewhere):
     process, _ = elsewhere("a", ONE)
     make_folder([jobs[ONE]]).new_attempt(jobs[ONE])
     process.kill()
@@ -231,14 +231,14 @@ def test_what_another_party_has_run_is_not_run_again_unless_it_is_gone_on_with(t
     take("d", ONE, resuming=True)
 
 
-def test_what_was_taken_and_never_begun_is_free_when_its_owner_is_dead(take, elsewhere):
+def test_a_claimed_job_that_never_began_is_free_when_its_owner_is_dead(take, elsewhere):
     process, _ = elsewhere("a", ONE)
     process.kill()
     process.wait()
     take("b", ONE)
 
 
-def test_sessions_of_one_nox_run_different_jobs_at_once_and_one_job_after_the_other(
+def test_sessions_of_one_invocation_run_different_jobs_concurrently_and_the_same_job_in_turn(
     take, elsewhere, make_folder, jobs, lines
 ):
     process, _ = elsewhere("nox", ONE)
@@ -276,7 +276,7 @@ def test_attempts_are_numbered_and_never_overwritten(make_folder, jobs):
     assert (first[1] / "kept").read_text() == "kept"
 
 
-def test_latest_leads_to_the_newest_run_from_wherever_results_are_moved_to(make_folder, tmp_path):
+def test_latest_points_to_the_newest_run_even_if_results_are_moved(make_folder, tmp_path):
     make_folder(run_id="r1")
     make_folder(run_id="r2")
     link = tmp_path / "results" / "latest"
@@ -284,13 +284,13 @@ def test_latest_leads_to_the_newest_run_from_wherever_results_are_moved_to(make_
     assert (link / "run.json").exists()
 
 
-def test_no_draft_is_left_behind(make_folder, tmp_path):
+def test_no_temporary_files_remain(make_folder, tmp_path):
     make_folder()
     names = {path.name for path in (tmp_path / "results").rglob("*")}
     assert names == {"r1", "latest", "run.json", ".manifest.lock"}
 
 
-def test_results_that_cannot_be_a_folder_are_an_error_that_names_them(tmp_path):
+def test_unusable_results_folders_are_errors_that_name_them(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError) as error:
         open_run(tmp_path / "file", "r1", [], Manifest(run_id=""), None)
@@ -317,7 +317,7 @@ def test_an_attempt_that_cannot_be_made_is_an_error(make_folder, jobs):
         folder.new_attempt(jobs["gloo-w1-g0-env"])
 
 
-def test_json_is_there_whole_or_not_at_all(tmp_path):
+def test_json_is_written_atomically(tmp_path):
     write_json(tmp_path / "a.json", {"a": 1})
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {"a": object()})
@@ -325,7 +325,7 @@ def test_json_is_there_whole_or_not_at_all(tmp_path):
 
 
 @pytest.mark.parametrize(("engine", "is_free"), [("", True), ("docker", False)])
-def test_a_job_that_a_machine_refused_is_anyones_and_one_that_had_an_engine_is_not(take, tmp_path, engine, is_free):
+def test_a_rejected_job_can_be_claimed_and_one_that_had_an_engine_cannot(take, tmp_path, engine, is_free):
     attempt = tmp_path / "results" / "r1" / "cells" / ONE / "tiny" / "attempt-1"
     attempt.mkdir(parents=True)
     write_json(attempt / "job.json", as_json(JobRecord(world_size=1, engine=engine)))

@@ -115,7 +115,7 @@ def overtaken_by(book, name):
     return counts
 
 
-def test_who_needs_all_gpus_has_its_turn_after_as_many_small_jobs_as_there_are_other_runs(compete):
+def test_a_run_that_needs_all_gpus_waits_for_at_most_one_job_of_each_other_run(compete):
     small = [(f"small-{number}", 1, 40) for number in range(5)]
     found = overtaken_by(compete(("large", 4, 3), *small), "large")
     # Each of the others may have looked at the line the moment before.
@@ -123,7 +123,7 @@ def test_who_needs_all_gpus_has_its_turn_after_as_many_small_jobs_as_there_are_o
     assert max(found) <= len(small)
 
 
-def test_two_that_need_all_gpus_take_turns(compete):
+def test_two_runs_that_need_all_gpus_take_turns(compete):
     book = compete(("one", 4, 15), ("two", 4, 15), ("small", 1, 15))
     for name in ("one", "two"):
         assert [what for _, who, what, _ in book if who == name].count("has") == 15
@@ -146,21 +146,21 @@ def wait_until(is_so):
 
 
 @pytest.mark.usefixtures("waiter")
-def test_what_somebody_waits_for_is_left_to_them():
+def test_gpus_of_an_earlier_entry_are_not_leased():
     assert claimed() == {"GPU-0"}
     assert (count_free(GPUS), try_lease(GPUS[:1], 1)) == (3, None)
     with try_lease(GPUS, 3) as lease:
         assert lease.gpus == GPUS[1:]
 
 
-def test_the_line_ends_with_the_life_of_who_waits(waiter, locks):
+def test_the_entry_of_a_dead_run_is_ignored(waiter, locks):
     waiter.kill()
     waiter.wait()
     assert claimed() == frozenset()
     assert list(locks.glob("queue-*")) == []
 
 
-def test_who_is_stopped_holds_nobody_up_and_has_its_place_again_when_it_goes_on(waiter, monkeypatch):
+def test_a_suspended_run_blocks_no_other_and_keeps_its_position(waiter, monkeypatch):
     monkeypatch.setattr(gpu_leases, "ENTRY_TIMEOUT", 0.2)
     wait_until(lambda: claimed() == {"GPU-0"})
     os.kill(waiter.pid, signal.SIGSTOP)
@@ -171,7 +171,7 @@ def test_who_is_stopped_holds_nobody_up_and_has_its_place_again_when_it_goes_on(
     wait_until(lambda: claimed() == {"GPU-0"})
 
 
-def test_who_came_first_goes_first(locks):
+def test_the_queue_is_first_in_first_out(locks):
     first, second = enqueue(GPUS[:2]), enqueue(GPUS[1:])
     assert (claimed(first), claimed(second), claimed()) == (frozenset(), {*GPUS[:2]}, {*GPUS})
     with try_lease(GPUS, 4, entry=first) as lease:
@@ -194,7 +194,7 @@ def test_an_entry_without_gpus_claims_nothing(text):
 
 
 @pytest.mark.usefixtures("waiter")
-def test_looking_at_the_line_keeps_no_file_open():
+def test_reading_the_queue_leaves_no_file_open():
     before = set(Path("/proc/self/fd").iterdir())
     claimed()
     enqueue(GPUS).leave()

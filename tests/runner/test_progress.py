@@ -33,7 +33,7 @@ def test_a_test_counts_once_by_the_worst_of_its_ranks():
 
 
 @pytest.mark.parametrize(("one", "other"), [("skipped", "passed"), ("passed", "skipped"), ("xfailed", "passed")])
-def test_a_test_whose_ranks_disagree_is_bad(one, other):
+def test_a_test_whose_ranks_disagree_has_failed(one, other):
     tests = counted(TestStarted(nodeid="t"), ended("t", one))
     assert tests.counts["failed"] == 0
     tests.update(ended("t", other, 1))
@@ -50,13 +50,13 @@ def test_a_test_that_runs_again_counts_by_its_last_run():
     assert (+tests.counts, tests.first_failed, list(tests.running)) == ({}, "", ["t"])
 
 
-def test_a_test_that_is_repeated_has_a_rate_and_no_time_of_its_own():
-    told = Repeated(nodeid="t", tally=RepetitionTally(runs=10), runs=1500, bad=1480)
-    assert counted(TestStarted(nodeid="t"), told).running == {}
-    assert format_rate(told) == "1,500 runs, 1,480 failed (98.7 %)"
+def test_a_repeated_test_has_a_rate_instead_of_a_duration():
+    record = Repeated(nodeid="t", tally=RepetitionTally(runs=10), runs=1500, bad=1480)
+    assert counted(TestStarted(nodeid="t"), record).running == {}
+    assert format_rate(record) == "1,500 runs, 1,480 failed (98.7 %)"
 
 
-def test_a_job_that_is_over_keeps_counts_and_no_names():
+def test_an_ended_job_keeps_only_counts():
     tests = counted(ended("t", "passed"), TestStarted(nodeid="u"))
     tests.forget_names()
     assert (+tests.counts, tests.running, tests._outcomes) == ({"passed": 1}, {}, {})

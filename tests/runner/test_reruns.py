@@ -74,8 +74,8 @@ def play(engine):
 def left_of(make_folder, matrix):
     """What of a job is left to do, by what lies in the run's folder."""
 
-    def left_of(job, wanted):
-        return select_rerun(newest_attempt(make_folder([job]).path, job), verdict_policy_of(matrix), wanted)
+    def left_of(job, scope):
+        return select_rerun(newest_attempt(make_folder([job]).path, job), verdict_policy_of(matrix), scope)
 
     return left_of
 
@@ -99,27 +99,27 @@ def done(make_folder, jobs):
     return done
 
 
-def test_only_what_failed_is_tried_again_and_the_rest_counts_as_it_was(dispatcher, engine, play, pair, done):
+def test_only_failed_tests_are_retried_and_others_keep_their_results(dispatcher, engine, play, pair, done):
     play(ONE, ALL, {BAD: "failed", FLAKY: "passed"})
     dispatcher(pair[:1], retries=1).run(pair[:1])
     assert engine.specs[ONE][0].agent.only == (BAD, FLAKY)
     assert done() == {GOOD: ("passed", []), BAD: ("failure", [1]), FLAKY: ("passed", [1])}
 
 
-def test_each_retry_goes_on_with_the_one_before(dispatcher, engine, play, pair, done):
+def test_each_retry_is_based_on_the_previous_attempt(dispatcher, engine, play, pair, done):
     play(ONE, ALL, {BAD: "failed", FLAKY: "passed"}, {BAD: "passed"})
     dispatcher(pair[:1], retries=2).run(pair[:1])
     assert engine.specs[ONE][0].agent.only == (BAD,)
     assert done() == {GOOD: ("passed", []), BAD: ("passed", [1, 2]), FLAKY: ("passed", [1])}
 
 
-def test_a_job_that_is_good_is_not_tried_again(dispatcher, engine, play, pair):
+def test_a_passed_job_is_not_retried(dispatcher, engine, play, pair):
     play(ONE, {GOOD: "passed"})
     dispatcher(pair[:1], retries=3).run(pair[:1])
     assert engine.log.count(f"start {ONE}") == 1
 
 
-def test_infrastructure_has_retries_of_its_own_and_runs_all_of_the_job(dispatcher, engine, play, pair, done):
+def test_infrastructure_errors_have_their_own_retries_of_the_whole_job(dispatcher, engine, play, pair, done):
     play(ONE, EngineError("Lost."), ALL, {BAD: "passed", FLAKY: "passed"})
     dispatcher(pair[:1], retries=1).run(pair[:1])
     assert engine.log.count(f"start {ONE}") == 3
@@ -133,7 +133,7 @@ def test_without_retries_nothing_is_judged_before_the_run_is_over(dispatcher, en
 
 
 @pytest.mark.parametrize("cores", [1, 8])
-def test_fail_fast_ends_what_runs_and_says_of_the_rest_why_it_did_not(dispatcher, play, pair, records, cores):
+def test_fail_fast_stops_running_jobs_and_records_the_reason(dispatcher, play, pair, records, cores):
     play(ONE, ALL)
     play(TWO, None)
     dispatcher(pair, fail_fast=True, cores=cores).run(pair)
@@ -148,7 +148,7 @@ def test_fail_fast_waits_for_retries(dispatcher, play, pair, records):
     assert records()[TWO]["error"] is None
 
 
-def test_a_run_that_ended_early_is_gone_on_with(dispatcher, play, pair, tmp_path):
+def test_an_unfinished_run_is_resumed(dispatcher, play, pair, tmp_path):
     play(ONE, ALL)
     dispatcher(pair, fail_fast=True, most=1).run(pair)
     earlier = earlier_run(tmp_path / "results", None)
@@ -157,7 +157,7 @@ def test_a_run_that_ended_early_is_gone_on_with(dispatcher, play, pair, tmp_path
     assert set(left) - {pair[0].id} == set(earlier.remaining(pair, "missing"))
 
 
-def test_what_is_left_of_a_job_is_all_that_runs(dispatcher, play, pair, done):
+def test_only_the_selected_tests_of_a_job_run(dispatcher, play, pair, done):
     play(ONE, ALL)
     dispatcher(pair[:1]).run(pair[:1])
     play(ONE, {FLAKY: "passed"})
@@ -165,19 +165,19 @@ def test_what_is_left_of_a_job_is_all_that_runs(dispatcher, play, pair, done):
     assert done() == {GOOD: ("passed", []), BAD: ("failure", []), FLAKY: ("passed", [1])}
 
 
-def test_a_gone_base_is_an_error(dispatcher, play, pair, done):
+def test_a_missing_base_attempt_is_an_error(dispatcher, play, pair, done):
     play(ONE, ALL)
     dispatcher(pair[:1]).run(pair[:1], {pair[0].id: JobSelection(tests=(FLAKY,), base=7)})
     assert done()["allranks::job"][0] == "error"
 
 
-def test_jobs_that_never_began_are_stopped_ones_also_when_a_run_is_gone_on_with(dispatcher, play, pair, records):
+def test_jobs_that_never_began_are_stopped_even_in_a_resumed_run(dispatcher, play, pair, records):
     play(ONE, ALL)
     dispatcher(pair, fail_fast=True, most=1).run(pair, {job.id: WHOLE_JOB for job in pair})
     assert records()[TWO]["error"]["kind"] == "stopped"
 
 
-def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(dispatcher, engine, pair, records):
+def test_a_collection_error_is_kept_when_the_run_is_stopped(dispatcher, engine, pair, records):
     broken = CollectionFailed(nodeid="t.py", text="SyntaxError")
     engine.records[ONE] = (broken, COLLECTED, FINISHED)
     engine.endless.add(ONE)
@@ -187,14 +187,14 @@ def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(dispatcher, e
     assert records()[ONE]["error"]["kind"] == "collection"
 
 
-def test_a_folder_of_another_name_is_not_gone_on_with(tmp_path, pair):
+def test_a_renamed_folder_is_not_resumed(tmp_path, pair):
     folder = open_run(tmp_path, "r1", pair, Manifest(run_id=""), 7)
     folder.path.rename(tmp_path / "copy")
     with pytest.raises(UsageError, match="is a renamed folder of the run r1"):
         earlier_run(tmp_path, "copy")
 
 
-def test_a_run_goes_on_with_the_policy_that_it_began_with(tmp_path, pair):
+def test_a_resumed_run_keeps_its_policy(tmp_path, pair):
     open_run(tmp_path, "r1", pair, Manifest(run_id="", policy=JudgingPolicy(skip="pass", mixed_skip=("x",))), 7)
     assert earlier_run(tmp_path, "r1").policy == VerdictPolicy(skip="pass", mixed_skip=("x",))
 
@@ -221,7 +221,7 @@ FAILED, NEW = JobSelection(tests=(BAD, FLAKY), base=1), JobSelection(tests=("t::
         (None, WHOLE_JOB, WHOLE_JOB),
     ],
 )
-def test_what_is_left_goes_by_how_the_job_ended(attempt, left_of, record, failed, missing):
+def test_the_selection_depends_on_how_the_job_ended(attempt, left_of, record, failed, missing):
     job, folder = attempt
     (folder / "rank-0.xml").write_text(rank_xml(ALL))
     if record is not None:
@@ -231,7 +231,7 @@ def test_what_is_left_goes_by_how_the_job_ended(attempt, left_of, record, failed
     assert left_of(job, "missing") == missing
 
 
-def test_a_test_that_the_attempt_which_continued_the_job_left_out_is_still_to_run(attempt, left_of, make_folder, pair):
+def test_a_test_that_a_rerun_did_not_run_still_has_to_run(attempt, left_of, make_folder, pair):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps({**ENDED, "collected": ONE_MORE, "not_run": ["t::new"]}))
     (folder / "rank-0.xml").write_text(rank_xml(ALL))
@@ -249,14 +249,14 @@ def test_a_job_that_collected_nothing_runs_again(attempt, left_of):
 
 
 @pytest.mark.parametrize("text", ["<testsuites><testsuite><testcase", "not XML"])
-def test_a_job_whose_files_are_broken_runs_whole(attempt, left_of, text):
+def test_a_job_with_broken_files_runs_as_a_whole(attempt, left_of, text):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps(ENDED))
     (folder / "rank-0.xml").write_text(text)
     assert left_of(job, "missing") is WHOLE_JOB
 
 
-def test_a_job_whose_files_contradict_each_other_runs_whole(attempt, left_of):
+def test_a_job_with_contradictory_files_runs_as_a_whole(attempt, left_of):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps(ENDED))
     (folder / "rank-0.xml").write_text(rank_xml(ALL))
@@ -264,11 +264,11 @@ def test_a_job_whose_files_contradict_each_other_runs_whole(attempt, left_of):
     assert left_of(job, "failed") is WHOLE_JOB
 
 
-def test_a_job_that_was_never_begun_runs_whole(pair, left_of):
+def test_a_job_that_never_began_runs_as_a_whole(pair, left_of):
     assert left_of(pair[0], "missing") is WHOLE_JOB
 
 
-def test_the_number_of_an_attempt_is_above_all_that_were(make_folder, pair):
+def test_a_new_attempt_has_the_highest_number(make_folder, pair):
     folder = make_folder(pair)
     for _ in range(2):
         folder.new_attempt(pair[0])
@@ -276,7 +276,7 @@ def test_the_number_of_an_attempt_is_above_all_that_were(make_folder, pair):
     assert folder.new_attempt(pair[0])[0] == 3
 
 
-def test_a_run_says_what_it_had_planned_and_with_which_arguments(tmp_path, jobs):
+def test_a_resumed_run_has_its_planned_jobs_and_arguments(tmp_path, jobs):
     one, two = jobs[ONE], jobs[TWO]
     open_run(tmp_path, "r1", [one], Manifest(run_id=""), 7, ("-k", "x"))
     open_run(tmp_path, "r1", [one, two], Manifest(run_id=""), 7)
@@ -292,7 +292,7 @@ def test_a_run_says_what_it_had_planned_and_with_which_arguments(tmp_path, jobs)
         earlier.check_complete([one])
 
 
-def test_a_run_that_still_goes_on_is_left_alone(tmp_path, pair):
+def test_a_living_run_is_not_resumed(tmp_path, pair):
     open_run(tmp_path, "r1", pair, Manifest(run_id=""), 7)
     with own_run("r1"), pytest.raises(UsageError, match="has not ended yet"):
         earlier_run(tmp_path, None)
@@ -301,7 +301,7 @@ def test_a_run_that_still_goes_on_is_left_alone(tmp_path, pair):
 @pytest.mark.parametrize(
     ("text", "message"), [(None, "There is no run"), ("{", "cannot be read"), ("[]", "cannot be read")]
 )
-def test_a_plan_that_cannot_be_read_is_said(tmp_path, text, message):
+def test_an_unreadable_manifest_is_an_error(tmp_path, text, message):
     (tmp_path / "latest").mkdir()
     if text:
         (tmp_path / "latest/run.json").write_text(text)
@@ -309,12 +309,12 @@ def test_a_plan_that_cannot_be_read_is_said(tmp_path, text, message):
         earlier_run(tmp_path, None)
 
 
-def test_shuffled_jobs_have_an_order_of_their_own(dispatcher, engine, jobs):
-    wanted = [job for job in jobs.values() if not job.cell.gpu_count]
+def test_the_order_of_shuffled_jobs_depends_on_the_seed(dispatcher, engine, jobs):
+    scope = [job for job in jobs.values() if not job.cell.gpu_count]
     begun = []
     for seed in range(6):
         engine.log.clear()
-        dispatcher(wanted, most=1, shuffle=seed).run(wanted)
+        dispatcher(scope, most=1, shuffle=seed).run(scope)
         begun.append(tuple(line for line in engine.log if line.startswith("go")))
     assert len(set(begun)) == 2
     assert {engine.specs[cell][0].agent.shuffle for cell in engine.specs} == {5}

@@ -36,7 +36,7 @@ class OfUnfinishedRun(OfWholeRun):
     is_whole = False
 
 
-def test_an_interrupt_while_the_report_is_made_leaves_a_report(matrix, engine, tmp_path, monkeypatch, lines):
+def test_an_interrupt_during_the_report_leaves_a_report(matrix, engine, tmp_path, monkeypatch, lines):
     def interrupted(folder, **options):
         monkeypatch.setattr(schedule_run, "merge", merge)
         signal.raise_signal(signal.SIGINT)

@@ -30,13 +30,13 @@ def test_every_rule_that_dropped_cells_is_in_the_manifest_with_its_reason(tmp_pa
     assert facts.dropped == (DroppedCells(rule="gpu_count > 0", reason="no GPU here", count=2),)
 
 
-def test_a_policy_that_the_matrix_file_does_not_set_stays_open(tmp_path):
+def test_an_unset_policy_is_not_in_the_manifest(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)
     assert facts_of(load(tmp_path)).policy == JudgingPolicy()
 
 
-def test_a_path_below_the_current_folder_is_shown_as_one_types_it(tmp_path, monkeypatch):
+def test_a_path_below_the_current_folder_is_shown_as_a_relative_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert str(_relative(tmp_path / "results" / "latest")) == "results/latest"
     assert _relative(tmp_path.parent / "results") == tmp_path.parent / "results"

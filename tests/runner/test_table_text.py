@@ -63,15 +63,15 @@ def test_a_wide_terminal_shows_everything_of_a_job():
         (12, ["gloo-w2-g0-…"]),
     ],
 )
-def test_a_narrow_terminal_does_without_what_matters_least(width, words):
+def test_a_narrow_terminal_omits_the_least_important_columns(width, words):
     assert drawn(run_of(DONE), width)[1].split() == words
 
 
-def test_what_no_job_has_has_no_column():
+def test_empty_columns_are_omitted():
     assert drawn(run_of(JobProgress(job_id="a/b")), 30)[0].split() == ["job", "state"]
 
 
-def test_a_running_job_shows_its_test_and_for_how_long():
+def test_a_running_job_shows_its_test_and_the_duration():
     assert drawn(run_of(hanging(slow_after=300)), 120)[1].endswith("  1:05 test_hang")
     two = job(state="running", tests=counted(("a::test_b", 3.5), ("a::test_a", 4.5)))
     assert drawn(run_of(two), 120)[1].endswith("  0:04 test_a and 1 more")
@@ -81,12 +81,12 @@ def test_a_slow_test_is_marked():
     assert drawn(run_of(hanging()), 120)[1].endswith("  slow: 1:05 test_hang")
 
 
-def test_a_job_shows_its_place_in_the_queue_or_the_rate_of_its_repetitions_as_its_state():
-    for told in ({"queue_status": "queued (Resources)"}, {"rate": "1,500 runs, 3 failed (0.2 %)"}):
-        assert next(iter(told.values())) in drawn(run_of(job(state="running", **told)), 120)[1]
+def test_the_state_may_be_the_queue_status_or_the_failure_rate():
+    for fields in ({"queue_status": "queued (Resources)"}, {"rate": "1,500 runs, 3 failed (0.2 %)"}):
+        assert next(iter(fields.values())) in drawn(run_of(job(state="running", **fields)), 120)[1]
 
 
-def test_trouble_of_a_job_is_shown_in_place_of_its_first_bad_test():
+def test_a_job_error_is_shown_instead_of_the_first_failed_test():
     row = job(state="done", tests=BAD, error="The image cannot be made.")
     assert drawn(run_of(row), 120)[1].endswith("The image cannot be made.")
 
@@ -98,7 +98,7 @@ def test_the_first_failure_has_one_line():
     assert len(found) == 4
 
 
-def test_where_room_is_short_slow_jobs_come_first_then_running_and_bad_ones_in_the_order_of_the_plan():
+def test_a_short_terminal_prefers_slow_jobs_then_running_then_failed_ones():
     jobs = [
         JobProgress(job_id="a", state="done"), JobProgress(job_id="b"), JobProgress(job_id="c", error="It died."),
         JobProgress(job_id="d", state="preparing"), JobProgress(job_id="e", state="running"),
@@ -117,7 +117,7 @@ def test_names_with_markup_are_shown_as_they_are(name):
     assert found[3] == f"{name}: bad"
 
 
-def test_nothing_that_a_terminal_would_obey_comes_through():
+def test_control_sequences_are_escaped():
     row = JobProgress(job_id="a\x1b[2Jb\nc/s", state="done", error="\x07no\r\x1b]0;x\x07")
     assert "\x1b" not in "".join(drawn(run_of(row, failure="\x1b[31mred\x1b[0m"), 100))
 
@@ -145,7 +145,7 @@ JOBS = st.builds(
 
 
 @given(st.lists(JOBS, max_size=30), NAMES, st.integers(1, 160), st.integers(1, 40))
-def test_no_table_is_wider_or_higher_than_its_terminal(jobs, failure, width, height):
+def test_a_table_fits_into_its_terminal(jobs, failure, width, height):
     found = drawn(run_of(*jobs, failure=failure), width, height)
     assert all(cell_len(line) <= width for line in found)
     assert len(found) <= max(1, height - 1)
@@ -154,5 +154,5 @@ def test_no_table_is_wider_or_higher_than_its_terminal(jobs, failure, width, hei
 @pytest.mark.parametrize(
     ("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((5, 0, 1, 7, 8), "0-1,5,7-8")]
 )
-def test_numbers_are_written_as_ranges(numbers, text):
+def test_numbers_are_formatted_as_ranges(numbers, text):
     assert ranges(numbers) == text

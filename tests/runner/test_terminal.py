@@ -144,7 +144,7 @@ def test_the_table_shows_each_job_with_its_test_and_names_the_first_failure_whil
         terminal.wait_for_end()
 
 
-def test_what_is_left_on_the_screen_is_what_a_plain_run_prints(start, repository):
+def test_the_final_screen_has_the_output_of_a_plain_run(start, repository):
     found = []
     for environment in ({}, {"TERM": "dumb"}):
         with start(CELLS[0], size=(40, 120), **environment) as terminal:
@@ -158,7 +158,7 @@ def test_what_is_left_on_the_screen_is_what_a_plain_run_prints(start, repository
     assert "exit code" in found[0][1]
 
 
-def test_a_quiet_run_prints_problems_and_the_verdict_alone(start):
+def test_a_quiet_run_prints_only_problems_and_the_verdict(start):
     with start(CELLS[0], "-q", NO_COLOR="1") as terminal:
         terminal.go_on()
         terminal.wait_for_end()
@@ -171,7 +171,7 @@ def test_a_quiet_run_prints_problems_and_the_verdict_alone(start):
     assert "running in" not in terminal.text
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was_and_the_summary_on_it(start, repository):
+def test_ctrl_c_restores_the_terminal_and_prints_the_summary(start, repository):
     with start(CELLS[0], "--endless") as terminal:
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"])
         before = termios.tcgetattr(terminal.master)
@@ -186,7 +186,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was_and_the_summary_on_it(start, repos
     assert record["error"]["kind"] == "interrupted"
 
 
-def test_a_small_terminal_without_colours_shows_what_it_has_room_for(start):
+def test_a_small_terminal_without_colors_shows_what_fits(start):
     with start(*CELLS, size=(6, 48), NO_COLOR="1") as terminal:
         # Two of three jobs have room: those that run.
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"] and it.row(THREE)[:1] == ["running"])
@@ -198,7 +198,7 @@ def test_a_small_terminal_without_colours_shows_what_it_has_room_for(start):
     assert not [each for each in colours if re.search(rb"\b[34]\d\b", each)]
 
 
-def test_a_terminal_that_goes_away_ends_the_run_in_good_order(start, repository):
+def test_a_closed_terminal_interrupts_the_run(start, repository):
     with start(CELLS[0], "--endless") as terminal:
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"])
         os.close(terminal.master)

@@ -31,13 +31,13 @@ def plan_file(expansion, tmp_path):
 def refuse(plan_file, tmp_path):
     """Have a machine fail; the folder that it leaves among those that are gathered."""
 
-    def fail(error=SICK, pack="cuda-g2-1of1", place="gpu"):
+    def fail(error=SICK, pack="cuda-g2-1of1", name="gpu"):
         def command():
             raise error
 
         with pytest.raises(type(error)):
-            recording_rejection(command, tmp_path / place, plan_file, pack)
-        return tmp_path / place / "r1"
+            recording_rejection(command, tmp_path / name, plan_file, pack)
+        return tmp_path / name / "r1"
 
     return fail
 
@@ -92,7 +92,7 @@ def code_of(merged):
     ],
     ids=["a device", "a request", "an interrupt", "a bug"],
 )
-def test_each_job_of_the_pack_has_the_reason_and_its_exit_code(refuse, error, kind, code):
+def test_each_job_of_the_pack_has_the_error_and_its_exit_code(refuse, error, kind, code):
     folder = refuse(error)
     jobs = json.loads((folder / "run.json").read_text())["jobs"]
     assert {record["id"] for record in records_in(folder)} == {job["id"] for job in jobs} == first_attempts(folder)
@@ -101,7 +101,7 @@ def test_each_job_of_the_pack_has_the_reason_and_its_exit_code(refuse, error, ki
     assert code_of(merge(folder, environ={})) == code
 
 
-def test_a_run_that_was_interrupted_has_that_as_the_result_of_what_had_not_begun(refuse, plan_file, tmp_path):
+def test_an_interrupt_is_the_result_of_jobs_that_had_not_begun(refuse, plan_file, tmp_path):
     job = next(refuse().glob("cells/*/*"))
     (job / "attempt-1" / "job.json").unlink()
     code = recording_rejection(lambda: ExitCode.INTERRUPTED, tmp_path / "gpu", plan_file, "cuda-g2-1of1")
@@ -111,7 +111,7 @@ def test_a_run_that_was_interrupted_has_that_as_the_result_of_what_had_not_begun
     assert len(newest) == len(first_attempts(tmp_path / "gpu" / "r1")) - 1
 
 
-def test_the_merge_leads_with_the_reason_and_names_the_pack(refuse, gather):
+def test_the_report_leads_with_the_error_and_names_the_pack(refuse, gather):
     merged = gather(refuse())
     assert code_of(merged) == ExitCode.INFRASTRUCTURE
     refused, lost = merged.failures
@@ -123,7 +123,7 @@ def test_the_merge_leads_with_the_reason_and_names_the_pack(refuse, gather):
     assert lost.extent.endswith("; pack cpu-g0-1of1")
 
 
-def test_what_has_begun_is_left_alone(refuse):
+def test_jobs_that_have_begun_are_not_changed(refuse):
     folder = refuse()
     job = next(folder.glob("cells/*/*"))
     (job / "attempt-1" / "job.json").unlink()
@@ -132,23 +132,23 @@ def test_what_has_begun_is_left_alone(refuse):
     assert has_begun(job)
 
 
-def test_a_machine_that_fails_twice_tells_the_second_reason(refuse, gather):
+def test_a_machine_that_fails_twice_reports_the_second_error(refuse, gather):
     refuse()
     merged = gather(refuse(UsageError("Another version.")))
     assert merged.failures[0].message == "Another version."
 
 
-def test_a_later_attempt_answers_for_a_refused_one(refuse, gather):
-    refused, cpu = refuse(), good_results(refuse(pack="cpu-g0-1of1", place="cpu"), started=5e9)
+def test_a_later_attempt_replaces_a_rejected_one(refuse, gather):
+    refused, cpu = refuse(), good_results(refuse(pack="cpu-g0-1of1", name="cpu"), started=5e9)
     assert code_of(gather(refused, cpu)) == ExitCode.INFRASTRUCTURE
-    good = good_results(refuse(place="again"), started=5e9)
+    good = good_results(refuse(name="again"), started=5e9)
     merged = gather(refused, cpu, good)
     assert (code_of(merged), merged.counts.bad, merged.counts.flaky) == (ExitCode.OK, 0, 0)
 
 
-def test_an_earlier_good_attempt_does_not_answer_for_a_refused_one(refuse, gather):
-    good = good_results(refuse(place="first"), started=1e9)
-    cpu = good_results(refuse(pack="cpu-g0-1of1", place="cpu"), started=1e9)
+def test_an_earlier_passed_attempt_does_not_replace_a_rejected_one(refuse, gather):
+    good = good_results(refuse(name="first"), started=1e9)
+    cpu = good_results(refuse(pack="cpu-g0-1of1", name="cpu"), started=1e9)
     assert code_of(gather(cpu, good)) == ExitCode.OK
     assert code_of(gather(cpu, good, refuse())) == ExitCode.INFRASTRUCTURE
 
@@ -163,7 +163,7 @@ def test_a_job_of_another_process_keeps_its_results(refuse):
     lambda plan: plan.update(run_id="../evil"),
     lambda plan: plan.update(packs=[]),
 ])  # fmt: skip
-def test_a_plan_that_says_anything_writes_nowhere_else(refuse, plan_file, tmp_path, monkeypatch, change):
+def test_names_in_a_plan_cannot_lead_out_of_the_results_folder(refuse, plan_file, tmp_path, monkeypatch, change):
     document = json.loads(plan_file.read_text())
     change(document)
     plan_file.write_text(json.dumps(document))
@@ -173,6 +173,6 @@ def test_a_plan_that_says_anything_writes_nowhere_else(refuse, plan_file, tmp_pa
     assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
 
 
-def test_a_plan_that_cannot_be_read_hides_nothing(refuse, plan_file):
+def test_an_unreadable_plan_does_not_hide_the_error(refuse, plan_file):
     plan_file.write_text("{")
     assert not refuse().exists()
