@@ -53,7 +53,7 @@ def test_the_classification_of_test_files_is_printed(allranks, write):
     write({**odd, "spawn/test_a.py": "from torch.multiprocessing import spawn\n", "test_plain.py": ""})
     assert allranks("init")[2].partition("noxfile")[0].splitlines() == [
         "24 test files:",
-        "    1 in suites.spawn: these start processes",
+        "    1 in suites.spawn: these tests start processes",
         "    1 in no suite: not distributed",
         "    22 in no suite, not recognized: they mention ranks, but it is unclear what starts them",
         *(f"        {name}" for name in list(odd)[:20]),
@@ -183,7 +183,7 @@ def test_the_kind_of_torch_is_read_without_importing_it(tmp_path, monkeypatch, v
         ({"gpus": 1}, 3),
         ({"gpus": 8}, 4),
         ({"python": "python3", "torch": "2.14.1", "is_cpu_only": True}, 2),
-        ({"python": "python3", "torch": "2.14.1", "lacks": "pytest"}, 2),
+        ({"python": "python3", "torch": "2.14.1", "missing": "pytest"}, 2),
         ({"engine": ("docker", "a Docker daemon answers")}, 2),
     ],
 )
@@ -193,7 +193,7 @@ def test_the_matrix_file_is_always_valid(folder, changes, cells):
     (folder / "matrix.toml").write_text(matrix_text(found))
     expansion = load(folder)
     assert len(expansion.cells) == cells
-    assert expansion.matrix.process.python == (None if "lacks" in changes else changes.get("python"))
+    assert expansion.matrix.process.python == (None if "missing" in changes else changes.get("python"))
     assert expansion.matrix.warnings == ()
 
 
@@ -257,7 +257,7 @@ def test_an_interpreter_without_a_package_of_the_tests_is_not_used(allranks, fol
     assert load(folder).matrix.process.python == "python3"
     write({"tests/test_class.py": EXISTING["tests/test_class.py"]})
     code, _, err = allranks("init", "--force")
-    assert (code, f"since {sys.executable} lacks expecttest" in err) == (0, True)
+    assert (code, f"because {sys.executable} lacks expecttest" in err) == (0, True)
     assert load(folder).matrix.process.python is None
 
 

@@ -70,7 +70,7 @@ def test_a_driver_that_is_too_old_is_named_in_one_sentence(cells, matrix, machin
     [problem] = problems(cells, matrix).values()
     assert problem == Finding(
         "driver",
-        "image cuda has CUDA 13.0 (torch 2.9.0+cu130), which needs driver 580 or newer, ; this machine has 535.104.05",
+        "image cuda has CUDA 13.0 (torch 2.9.0+cu130), which needs driver 580 or newer; this machine has 535.104.05",
         "Install NVIDIA's driver 580 or newer, or use a torch with an older CUDA in the image.",
     )
 

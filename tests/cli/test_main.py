@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("repository")
         (["plan", "--suite", "tinny"], "tiny"),
         (["run", "--suite", "tinny"], "tiny"),
         (["run", "--suite", "other", "gloo-w1-g0-env"], "nothing to run"),
-        (["run", "--suite", "other", "gloo-w1-g0-env"], "other runs where world_size == 2"),
+        (["run", "--suite", "other", "gloo-w1-g0-env"], "other runs in cells with world_size == 2"),
         (["report", "nowhere"], "no results folder"),
         (["plan", "--matrix", "nowhere.toml"], "nowhere.toml"),
     ],

@@ -53,15 +53,15 @@ def test_help_of_run_fits_on_a_page(allranks):
         (["run", "--plan-file", "plan.json", "--pack", "p"], "the variable ALLRANKS_PLAN_FILE"),
         (["doctor", "--pack", "p"], "the variable ALLRANKS_PACK"),
         (["run", "--dry-run"], "`allranks plan --requests`"),
-        (["run", "--allow-nothing-ran"], "an option of `allranks report`"),
-        (["clean", "--images", "--prune"], "Use --images without --dry-run instead"),
+        (["run", "--allow-nothing-ran"], "that option of `allranks report`"),
+        (["clean", "--images", "--prune"], "--images without --dry-run"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_former_name_is_an_error_with_the_replacement(allranks, arguments, now):
     code, out, err = allranks(*arguments)
     assert (code, out) == (2, "")
-    assert f"  It is now {now}.\n" in err
+    assert f"  Use {now} instead.\n" in err
 
 
 @pytest.mark.parametrize(

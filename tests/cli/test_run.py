@@ -284,7 +284,7 @@ def test_a_pack_needs_its_plan_and_a_plan_the_pack(allranks, runs, monkeypatch, 
     monkeypatch.setenv(f"ALLRANKS_{half}", "x")
     code, _, err = allranks("run")
     assert (code, runs) == (2, [])
-    assert f"The variable ALLRANKS_{half} needs ALLRANKS_P" in err
+    assert f"The variable ALLRANKS_{half} is set, but ALLRANKS_P" in err
 
 
 def test_a_pack_of_another_matrix_or_run_is_rejected_before_anything_runs(

@@ -96,7 +96,7 @@ COMMANDS = {
     "run --engine dokcer": (2, "'dokcer' is not an engine: choose from auto, docker, process", "--help"),
     "run --lf": (2, "There is no run to resume", "start a run"),
     "run --lf --resume": (2, "not allowed with", "--help"),
-    "run gloo-w1 --pdb-rank 0": (2, "--pdb-rank needs a terminal", "Run it by hand"),
+    "run gloo-w1 --pdb-rank 0": (2, "--pdb-rank needs a terminal", "Run it without pipes"),
     "run -- --pdb": (2, "--pdb cannot be used", "--pdb-rank N"),
     "runn": (2, "There is no command 'runn'.", "'run'"),
     "report": (2, "There is no results folder", "allranks run"),
@@ -116,7 +116,7 @@ COMMANDS = {
 VARIABLES = {
     "ALLRANKS_RUN_ID=a b": ("ALLRANKS_RUN_ID is 'a b'", "letters"),
     "ALLRANKS_GPU_MODE=x": ("ALLRANKS_GPU_MODE is 'x'", "Choose from auto"),
-    "ALLRANKS_PACK=x": ("ALLRANKS_PACK needs ALLRANKS_PLAN_FILE", "unset both"),
+    "ALLRANKS_PACK=x": ("ALLRANKS_PACK is set, but ALLRANKS_PLAN_FILE is not", "unset both"),
     "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=x": ("is 'x', which is not a valid time", "unset it"),
 }
 

@@ -315,7 +315,7 @@ def test_a_broken_file_of_durations_is_not_changed(run_pair, file, lines):
     assert run_pair() is ExitCode.OK
     assert file.read_text() == "{"
     assert [line.split(": it ")[0] for line in lines if str(file) in line] == [
-        f"{file} is left out",
+        f"{file} is ignored",
         f"{file} was not updated with the durations of this run",
     ]
 

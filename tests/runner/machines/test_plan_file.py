@@ -170,7 +170,7 @@ def test_the_path_of_allranks_own_suites_does_not_count_as_a_difference(make, pa
 def test_another_version_of_allranks_is_rejected(make, path, expansion, monkeypatch):
     entries, _ = make(expansion)
     monkeypatch.setattr("allranks.__version__", "9.9")
-    with pytest.raises(UsageError, match=r"and this is 9\.9"):
+    with pytest.raises(UsageError, match=r"but this is 9\.9"):
         load_part(expansion, path, entries[0]["pack"])
 
 
