@@ -57,10 +57,10 @@ def select_rerun(attempt: Attempt | None, policy: VerdictPolicy, scope: RerunSco
     files = files_of(attempt)
     if has_collected_nothing(attempt) or has_troubled_files(files):
         return WHOLE_JOB
-    tests = [test.nodeid for test in settled(attempt, files, policy) if _is_in_scope(test, scope)]
-    if not tests and error:
+    selected = [test.nodeid for test in settled(attempt, files, policy) if _is_in_scope(test, scope)]
+    if not selected and error:
         return WHOLE_JOB  # every test has a result, but only another attempt can show that the job ends without error
-    return JobSelection(tests=tuple(tests), base=attempt.number) if tests else None
+    return JobSelection(tests=tuple(selected), base=attempt.number) if selected else None
 
 
 def _is_in_scope(test: TestVerdict, scope: RerunScope) -> bool:
