@@ -120,7 +120,7 @@ def test_several_folders_are_read_as_their_common_parent(allranks, ranks, monkey
 
 @pytest.mark.parametrize(
     ("folders", "message"),
-    [(("ranks", "nowhere"), "There is no folder"), ((".", "ranks"), "has the other folders")],
+    [(("ranks", "nowhere"), "There is no folder"), ((".", "ranks"), "already contains the other folders")],
 )
 def test_folders_that_cannot_be_combined_are_rejected(allranks, ranks, monkeypatch, folders, message):
     monkeypatch.chdir(ranks("").parent)
