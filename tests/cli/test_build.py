@@ -1,4 +1,4 @@
-"""``allranks build``, and runs that take what it has exported, as far as no daemon is needed."""
+"""``allranks build``, and runs with exported images, without a daemon."""
 
 import json
 

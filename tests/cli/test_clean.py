@@ -1,4 +1,4 @@
-"""``allranks clean``: what was removed is named."""
+"""``allranks clean`` without ``--images``."""
 
 import argparse
 import os

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
-    """Runs lines in a shell whose path has the command."""
+    """Runs lines in a shell with the command on its PATH."""
     command = tmp_path / "bin" / "allranks"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m allranks "$@"\n')
@@ -59,7 +59,7 @@ LOAD_ZSH = 'autoload -U compinit; compinit -u -D; eval "$(allranks --completion 
 
 
 class Terminal:
-    """A shell on a terminal, whose lines are typed."""
+    """A shell on a terminal."""
 
     def __init__(self, *command, folder):
         self._own, theirs = pty.openpty()
@@ -70,7 +70,7 @@ class Terminal:
         os.close(theirs)
 
     def says(self, text, after):
-        """Type something, and wait for an answer."""
+        """Type text, and wait for the output."""
         os.write(self._own, after.encode())
         output, deadline = "", time.monotonic() + 30
         while text not in output:

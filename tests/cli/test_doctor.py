@@ -1,4 +1,4 @@
-"""``allranks doctor``: findings as they are printed; what is found, tests/test_doctor.py has."""
+"""``allranks doctor``: the output of findings; test_host_checks.py tests the checks."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_a_quiet_doctor_prints_only_problems(allranks, monkeypatch):
 
 @pytest.fixture
 def demands(monkeypatch):
-    """The cells that demands were asked for, and where."""
+    """The cells and engines of all calls of check_demands."""
     asked = []
 
     def check_demands(cells, _matrix, target):

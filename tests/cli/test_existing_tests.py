@@ -1,4 +1,4 @@
-"""The style of existing tests, told from their source."""
+"""Detecting the style of existing tests from their source."""
 
 import pytest
 

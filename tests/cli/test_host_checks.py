@@ -1,4 +1,4 @@
-"""What the doctor says of hosts that are made of a few files and of what a daemon would say."""
+"""``allranks doctor`` on fake hosts, which consist of a few files and of a daemon's information."""
 
 import socket
 from datetime import UTC, datetime
@@ -124,7 +124,7 @@ def test_a_nearly_full_disk_of_images_or_results_is_a_problem(tmp_path, monkeypa
 
 @pytest.fixture
 def dead_run(monkeypatch):
-    """A run that is dead and has left a process."""
+    """A dead run that left a process behind."""
     monkeypatch.setattr(ProcessEngine, "clean_up", lambda _, *, is_dry_run: Leftovers(["process 7"] * is_dry_run))
     monkeypatch.setattr(process.socket, "getnameinfo", lambda *_: None)  # DNS may be slow here
 
@@ -160,7 +160,7 @@ def test_this_machines_process_engine_has_no_problems(tmp_path):
 
 
 def test_a_folder_that_is_not_writable_is_a_problem(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_checks.os, "access", lambda path, _: path != tmp_path)  # root may write everywhere
+    monkeypatch.setattr(host_checks.os, "access", lambda path, _: path != tmp_path)  # root may write to any folder
     assert "not writable" in problems(check_folders(tmp_path))["results"].text
 
 

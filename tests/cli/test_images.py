@@ -1,4 +1,4 @@
-"""``allranks clean --images``, as far as no daemon is needed."""
+"""``allranks clean --images``, without a daemon."""
 
 import json
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""``allranks init``: what it finds, what it writes, and what it leaves alone."""
+"""``allranks init``: what it finds, writes, and does not change."""
 
 import sys
 import tomllib
@@ -282,7 +282,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Installed:
-    """An installed distribution with this record of where it came from (PEP 610)."""
+    """An installed distribution with this direct_url.json (PEP 610)."""
 
     def __init__(self, folder, record):
         self.folder, self.record = folder, record
@@ -297,7 +297,7 @@ class Installed:
 
 @pytest.fixture
 def installed(monkeypatch, tmp_path):
-    """``installed(record)``: allranks is in site-packages, and not in a checkout."""
+    """``installed(record)``: allranks is in site-packages, not in a checkout."""
     package = tmp_path / "lib" / "site-packages" / "allranks"
     package.mkdir(parents=True)
     monkeypatch.setattr(init, "package_folder", lambda: package)
@@ -311,7 +311,7 @@ def installed(monkeypatch, tmp_path):
 
 
 def dependencies(text):
-    """What the metadata of a script names (PEP 723)."""
+    """The dependencies in the metadata of a script (PEP 723)."""
     lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# dependencies")]
     return tomllib.loads("\n".join(lines))["dependencies"]
 

@@ -1,4 +1,4 @@
-"""What cells need of a machine, compared with drivers, toolkits and images that are made up."""
+"""``allranks doctor --cell`` with fake drivers, toolkits and images."""
 
 import json
 import sys
@@ -29,14 +29,14 @@ def matrix(repository):
 
 @pytest.fixture
 def cells(repository):
-    """One cell without GPUs, one with a GPU for each of its ranks, with their images."""
+    """A cell without GPUs and one with a GPU for each rank, with their images."""
     expansion = load(repository)
     return {cell: Image(name="cuda", torch="2.9.0+cu130") for cell in expansion.cells}
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with an inventory, or with the error of looking for one; the engine has nothing to say."""
+    """A machine with an inventory or an error, whose engine has these findings."""
 
     def make(inventory, *findings):
         def take(_mode):
@@ -102,7 +102,7 @@ def test_a_driver_that_fails_is_the_problem(cells, matrix, machine):
         ((13, 2), "580.65.06", True),
         ((13, 0), "575.57.08", False),
         ((11, 8), "470.82.01", True),
-        ((14, 0), "580.65.06", True),  # unknown: no demand
+        ((14, 0), "580.65.06", True),  # an unknown version has no requirement
         ((13, 0), "", True),
     ],
 )

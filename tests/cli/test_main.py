@@ -1,4 +1,4 @@
-"""The command line as a whole: how it is divided, and how whatever goes wrong is told."""
+"""The command line as a whole: how it is split, and how errors are reported."""
 
 import subprocess
 import sys

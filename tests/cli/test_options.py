@@ -1,4 +1,4 @@
-"""Options of several commands, and the variables that give them too."""
+"""Options that several commands share, and their environment variables."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What commands print, whoever reads it."""
+"""The output of commands into terminals, pipes and closed streams."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ from allranks.colors import painted
 
 
 def test_a_closed_pipe_is_not_an_error():
-    """As in ``allranks plan | head -1``."""
+    """Like ``allranks plan | head -1``."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "allranks", "plan"]

@@ -1,4 +1,4 @@
-"""Help pages, and what a misspelt command line is answered."""
+"""Help pages, and errors in command lines."""
 
 import re
 

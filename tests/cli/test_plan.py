@@ -1,4 +1,4 @@
-"""``allranks plan``: cells for people and programs, and a plan of machines."""
+"""``allranks plan``: cells as a table and as JSON, and a plan of machines."""
 
 import json
 

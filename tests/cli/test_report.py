@@ -1,4 +1,4 @@
-"""``allranks report``: folders are judged, and the report is as it was asked for."""
+"""``allranks report``: which folders it reads, and its options."""
 
 import json
 from pathlib import Path
@@ -75,9 +75,9 @@ def test_report_names_every_file_of_a_split_report(allranks, ranks, monkeypatch)
     folder = ranks("")
     many = "".join(f'<testcase classname="t" name="test_{number}"/>' for number in range(50))
     (folder / "gloo-w1-g0-env/tests/rank-0.xml").write_text(f"<testsuite>{many}</testsuite>")
-    allranks("report", str(folder))  # whatever takes the form from its module has it now
+    allranks("report", str(folder))  # imports the module that the next line patches
     usual = JUnitForm
-    monkeypatch.setattr("allranks.report.junit_case.JUnitForm", lambda **said: usual(file_limit=10_000, **said))
+    monkeypatch.setattr("allranks.report.junit_case.JUnitForm", lambda **options: usual(file_limit=10_000, **options))
     _, out, _ = allranks("report", str(folder))
     assert f"report: {folder}/junit.xml\n        {folder}/junit-2.xml\n" in out
 
@@ -130,7 +130,7 @@ def test_folders_that_cannot_be_combined_are_rejected(allranks, ranks, monkeypat
 
 @pytest.fixture
 def newest(tmp_path, ranks, monkeypatch):
-    """A folder of all runs beside, whose newest run has a test that passed."""
+    """A folder of all runs, whose newest run has a passed test."""
     monkeypatch.chdir(tmp_path)
     results = tmp_path / "results"
     results.mkdir()

@@ -1,4 +1,4 @@
-"""``allranks run``: what would begin, of a selection, of a plan of machines, and of an earlier run."""
+"""``allranks run``: the jobs and options of a selection, a pack of a plan, and a resumed run."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def test_a_run_gets_the_options_of_the_command_line(allranks, runs, tmp_path):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Standard input and output are a terminal, as far as the command knows; its path."""
+    """The path of a fake terminal of standard input and output."""
     monkeypatch.setattr(run, "_terminal", lambda: "/dev/pts/7")
     return "/dev/pts/7"
 
@@ -80,7 +80,7 @@ def test_an_unsupported_option_of_pytest_is_a_usage_error(allranks, runs, flag):
 
 @pytest.fixture
 def shards(repository):
-    """The suite `tiny` is in two shards."""
+    """Split the suite `tiny` into two shards."""
     matrix = repository / "matrix.toml"
     tiny = '[suites.tiny]\npath = "suite"'
     matrix.write_text(matrix.read_text().replace(tiny, f"{tiny}\nshards = 2"))
@@ -126,7 +126,7 @@ def test_an_invalid_number_of_jobs_is_rejected(allranks, arguments):
 
 @pytest.fixture
 def earlier(repository):
-    """A run of which one job is good and the others have not begun."""
+    """A run with one passed job, whose other jobs have not begun."""
     expansion = load(repository)
     jobs = plan(expansion.matrix, expansion.cells)
     folder = open_run(repository / "results", "r1", jobs, Manifest(run_id=""), 7, ("-k", "x"))
@@ -180,7 +180,7 @@ def test_without_an_earlier_run_there_is_nothing_to_resume(allranks, runs):
 
 @pytest.fixture
 def plan_machines(allranks, runners, monkeypatch):  # noqa: ARG001 - whose plan it is
-    """Plan for machines, of which this is one; the entries of the job matrix, the first for those without GPUs."""
+    """Write a plan; return the entries of the job matrix, the first one without GPUs."""
 
     def plan_all(*arguments):
         code, out, err = allranks("plan", "--format", "github", "--plan-file", "plan.json", *arguments)

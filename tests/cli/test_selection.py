@@ -1,4 +1,4 @@
-"""Which cells and suites a command line selects."""
+"""The cells and suites that a command line selects."""
 
 import json
 
@@ -128,7 +128,7 @@ def test_a_matrix_file_is_found_in_parent_folders_and_paths_are_relative_to_here
     (repository / "slow" / "deep").mkdir()
     monkeypatch.chdir(repository / "slow" / "deep")
     assert allranks("run", "gloo-w2", "../test_x.py::test_y")[0] == 0
-    assert allranks("run", "gloo-w2", "slow/test_x.py")[0] == 0  # as a report names it
+    assert allranks("run", "gloo-w2", "slow/test_x.py")[0] == 0  # as in a report
     for (jobs, options), test in zip(runs, ("slow/test_x.py::test_y", "slow/test_x.py"), strict=True):
         assert jobs == ["gloo-w2-g0-env/other"]
         assert options.pytest_args == (test,)

@@ -1,4 +1,4 @@
-"""What a person may write wrongly: each is one error that says what is wrong, why, and what to do."""
+"""Mistakes of users: each is a single error that says what happened, why, and what to do."""
 
 from types import SimpleNamespace
 
@@ -123,7 +123,7 @@ VARIABLES = {
 
 @pytest.fixture
 def fail(allranks, in_repository):
-    """``fail(matrix, *arguments)``: the sentences of the one error that a command ends with, and its exit code."""
+    """``fail(matrix, *arguments)``: the single error of a command, and its exit code."""
     (in_repository / "suite" / "test_a.py").write_text("def test_a(): pass\n")
 
     def run(matrix, *arguments):

@@ -1,4 +1,4 @@
-"""The journal of a job whose orchestrator was killed goes on, and what was in it stays."""
+"""Continuing the journal of a job whose orchestrator was killed."""
 
 from contextlib import closing
 

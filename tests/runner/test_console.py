@@ -1,4 +1,4 @@
-"""Which kind of console a run gets."""
+"""The choice of the console for a run."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""A job whose output is damaged, at each byte of it: never green where it was not, and no other job's business."""
+"""A job with damaged output, at each byte: it never passes if it did not pass before, and no other job is affected."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ WHOLE_JOB = stream_of(BEGUN, Collected(tests=(GOOD,)), passed(GOOD, 0, 1), FINIS
 
 @dataclass
 class StreamingEngine(StandIn):
-    """An engine whose jobs write what a test has them write, in pieces of a few bytes.
+    """An engine whose jobs write given streams, in pieces of a few bytes.
 
     Attributes:
         streams: By the name of the suite.
@@ -90,7 +90,7 @@ class StreamingJob:
 
 @pytest.fixture
 def green(matrix, jobs, make_folder, lines):
-    """Runs jobs that write these streams, in one run; whether each came to nothing bad, by their places."""
+    """Runs jobs that write these streams, in one run; returns whether each passed."""
     runs = 0
 
     def run(streams):
@@ -110,7 +110,7 @@ def green(matrix, jobs, make_folder, lines):
 
 
 def damaged(data, offset, change):
-    """The stream with one byte of it flipped, lost or added, or cut off there."""
+    """The stream with one byte flipped, removed or added, or truncated at the offset."""
     match change:
         case "flip":
             return data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]

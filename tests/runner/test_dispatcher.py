@@ -1,4 +1,4 @@
-"""The dispatcher against an engine that is a script: what happens in which order, and what is recorded."""
+"""The dispatcher with a scripted engine: the order of events, and the records."""
 
 import errno
 import json
@@ -40,12 +40,12 @@ ONE, TWO = "gloo-w1-g0-env", "gloo-w2-g0-env"
 
 
 def interrupt():
-    """As a person's Ctrl-C: a signal to the process, which the main thread takes."""
+    """Simulate Ctrl-C: a signal to the process, which the main thread handles."""
     os.kill(os.getpid(), signal.SIGINT)
 
 
 class Together:
-    """A step that several jobs have to reach at the same time."""
+    """A step that several jobs have to reach concurrently."""
 
     def __init__(self, count):
         self._barrier = threading.Barrier(count)
@@ -87,7 +87,7 @@ def test_no_job_is_on_standby_in_a_queue(dispatcher, engine, pair):
 
 @pytest.fixture
 def orphaned(dispatcher, engine, pair, tmp_path):
-    """A run of an engine that queues jobs, whose first job an earlier orchestrator has started and not ended."""
+    """A run of an engine with a queue, whose first job was started by an earlier orchestrator and has not ended."""
     folder = tmp_path / "results" / "r1" / "cells" / ONE / "tiny" / "attempt-1"
     folder.mkdir(parents=True)
     engine.orphans.add(ONE)
@@ -128,7 +128,7 @@ def test_no_jobs_are_not_an_error(dispatcher, engine):
 def test_a_job_that_needs_the_current_ones_gpus_waits_for_it(dispatcher, engine, jobs):
     selected = [jobs["nccl-w1-g1-env"], jobs["nccl-w2-g2-env"]]
     dispatcher(selected, gpus=("GPU-a", "GPU-b"), cores=8).run(selected)
-    first, second = "nccl-w2-g2-env", "nccl-w1-g1-env"  # who needs more GPUs finds them free at the beginning
+    first, second = "nccl-w2-g2-env", "nccl-w1-g1-env"  # the job that needs more GPUs starts first
     assert engine.log.index(f"close {first}") < engine.log.index(f"start {second}")
     assert [engine.specs[job.cell.id][0].gpus for job in selected] == [("GPU-a",), ("GPU-a", "GPU-b")]
 
@@ -160,7 +160,7 @@ FIRST, SECOND, BOTH = "nccl-w1-g1-env", "gloo-w1-g0-env", "nccl-w2-g2-env"
 
 
 def called(name, job):
-    """The job, of a suite with this name."""
+    """The job, with this name of its suite."""
     return replace(job, suite=replace(job.suite, name=name))
 
 
@@ -170,7 +170,7 @@ def called(name, job):
         ({"a": 1.0, "b": 2.0, "c": 3.0}, "cba"),
         ({"a": 3.0, "b": 1.0, "c": 2.0}, "acb"),
         ({"a": 1.0, "b": 5.0, "c": 5.0}, "bca"),
-        ({"b": 5.0}, "abc"),  # the others count as long as the one that is known
+        ({"b": 5.0}, "abc"),  # the others get the duration of the known one
         ({}, "abc"),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_run_is_in_the_queue_until_it_has_its_gpus(dispatcher, engine, jobs, l
         deadline = time.monotonic() + 20
         while not claimed() and time.monotonic() < deadline:
             time.sleep(0.01)
-        # Who comes now leaves it both, also the one that is free.
+        # A later run leases neither, not even the free one.
         seen.extend([claimed(), count_free(("GPU-a", "GPU-b")), try_lease(("GPU-b",), 1)])
         lease.__exit__(None, None, None)
 
@@ -461,7 +461,7 @@ def test_an_interrupt_during_a_build_records_the_current_job(dispatcher, engine,
 
 
 def build_without_end():
-    """A build that lasts until it has to end."""
+    """A build that lasts until it is cancelled."""
     while True:
         check()
         time.sleep(0.01)
@@ -522,12 +522,12 @@ def test_a_thread_that_cannot_be_started_ends_the_run_and_leaves_nothing(dispatc
 
 
 def test_a_job_does_not_begin_after_an_interrupt(dispatcher, engine, pair, records):
-    """Its time begins when it goes, and with it a limit that is far away."""
+    """An interrupt between the start of the job and its release."""
     work = dispatcher(pair[:1])
-    said = work._live.job_started
+    job_started = work._live.job_started
 
-    def interrupted_meanwhile(*told):
-        said(*told)
+    def interrupted_meanwhile(*arguments):
+        job_started(*arguments)
         work._active[0].cancel()
 
     engine.endless.add(ONE)

@@ -1,4 +1,4 @@
-"""What is measured by a run, and what becomes of what was known."""
+"""Measuring durations, and updating the stored ones."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ DURATIONS = st.dictionaries(NAMES, st.dictionaries(NAMES, st.dictionaries(NAMES,
 
 
 def verdict_of(nodeid, seconds, kind=VerdictKind.PASSED, *, rule=VerdictRule.PASSED, executed=True):
-    """A testcase whose slowest rank took so many seconds."""
+    """A test whose slowest rank took `seconds`."""
     ranks = tuple(
         RankResult(nodeid=nodeid, classname="c", name="n", rank=rank, outcome=Outcome.PASSED, duration=duration)
         for rank, duration in enumerate((0.0, seconds))

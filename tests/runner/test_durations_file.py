@@ -1,4 +1,4 @@
-"""The file of durations: what it looks like, and what becomes of one that cannot be used."""
+"""The file of durations, valid and unusable."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

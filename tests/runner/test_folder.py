@@ -163,7 +163,7 @@ ONE, OTHER = "gloo-w1-g0-env", "gloo-w2-g0-env"
 
 @pytest.fixture
 def elsewhere(locks, repository, tmp_path):
-    """Have another process take jobs, and keep them until its standard input ends; it and its first line."""
+    """Start a process that claims jobs until its standard input ends; return it and its first line of output."""
     with ExitStack() as stack:
 
         def take(invocation, *cells):
@@ -185,7 +185,7 @@ def elsewhere(locks, repository, tmp_path):
 
 @pytest.fixture
 def take(tmp_path, jobs, lines, locks):
-    """Claim jobs as an invocation, for as long as the run is owned afterwards."""
+    """Claim jobs for an invocation until the test ends."""
     assert locks
     with ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""The GPU pool alone: leases, unhealthy GPUs, and its place in the host-wide queue."""
+"""The GPU pool: leases, unhealthy GPUs, and the host-wide queue."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The line for GPUs, with processes that really compete, stop and die."""
+"""The GPU queue, with real processes that compete, stop and die."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LIMIT = 60.0
 
 pytestmark = pytest.mark.usefixtures("locks")
 
-# Leases `count` GPUs again and again, as a run does: what it cannot have it stands in line for.
+# Leases `count` GPUs repeatedly, like a run; if they are not available, it joins the queue.
 COMPETITOR = """
 import json, os, sys, time
 from pathlib import Path
@@ -51,7 +51,7 @@ sys.stdin.readline()
 for _ in range(rounds):
     with wait_for_lease() as lease:
         for gpu in lease.gpus:
-            # Fails when somebody else is in there: the kernel makes it for one process alone.
+            # Fails if another process holds it: the kernel creates it exclusively.
             os.close(os.open(folder.parent / f"in-{gpu}", os.O_CREAT | os.O_EXCL))
         time.sleep(0.02)  # its job
         for gpu in lease.gpus:
@@ -74,7 +74,7 @@ while True:
 
 @pytest.fixture
 def compete(locks):
-    """Runs competitors ``(name, count, rounds)`` at the same time, and gives what they have written down."""
+    """Runs competitors ``(name, count, rounds)`` concurrently, and returns their log."""
 
     def run(*competitors):
         with ExitStack() as stack:
@@ -102,7 +102,7 @@ def compete(locks):
 
 
 def overtaken_by(book, name):
-    """For each time that somebody waited: how many of the others got their GPUs meanwhile."""
+    """For each wait, the number of leases that others got meanwhile."""
     counts, waits = [], None
     for _, who, what, _ in book:
         if who == name and what == "waits":
@@ -118,7 +118,7 @@ def overtaken_by(book, name):
 def test_a_run_that_needs_all_gpus_waits_for_at_most_one_job_of_each_other_run(compete):
     small = [(f"small-{number}", 1, 40) for number in range(5)]
     found = overtaken_by(compete(("large", 4, 3), *small), "large")
-    # Each of the others may have looked at the line the moment before.
+    # Each of the others may have read the queue just before.
     assert found
     assert max(found) <= len(small)
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 
 @pytest.fixture(autouse=True)
 def left(monkeypatch, tmp_path):
-    """No GPU, no daemon's socket, no DOCKER_HOST; engines that find what a test says that dead runs left."""
+    """A host without GPUs, Docker socket and DOCKER_HOST; a test sets the leftovers that engines find."""
     dead: dict[str, list[str]] = {}
 
     def clean_up(self, *, is_dry_run=False):  # noqa: ARG001

@@ -12,7 +12,7 @@ NO_PYTHON = Process()
 
 @pytest.fixture
 def recipes(monkeypatch):
-    """The environments that were asked for."""
+    """The requested environments."""
     asked = []
 
     def ensure(recipe, _progress):

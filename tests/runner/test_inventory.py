@@ -100,7 +100,7 @@ def test_a_card_without_a_loaded_driver_is_an_error(tmp_path):
 
 @pytest.fixture
 def amd(tmp_path):
-    """A host with a CPU and two GPUs of AMD's, as its kernel shows them."""
+    """The kernel's topology of a host with a CPU and two AMD GPUs."""
     nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
     lines = [
         "cpu_cores_count 8\nsimd_count 0\ndrm_render_minor 0\nunique_id 0\n",
@@ -110,7 +110,7 @@ def amd(tmp_path):
     for number, text in enumerate(lines):
         (nodes / str(number)).mkdir(parents=True)
         (nodes / str(number) / "properties").write_text(text)
-    (nodes / "3").mkdir()  # one whose properties this user may not read
+    (nodes / "3").mkdir()  # its properties are not readable for this user
     (tmp_path / "dev/dri").mkdir(parents=True)
     for name in ("kfd", "dri/renderD128", "dri/renderD129"):
         (tmp_path / "dev" / name).touch()
@@ -164,7 +164,7 @@ def test_cdi_device_names_of_nvidia(amd):
     [
         ({"SLURM_STEP_GPUS": "2", "SLURM_JOB_GPUS": "1,2", "SLURM_JOB_ID": "7"}, ("GPU-b3",)),
         ({"SLURM_JOB_GPUS": "1,2", "SLURM_JOB_ID": "7"}, ("GPU-b2", "GPU-b3")),
-        ({"SLURM_STEP_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0"}, ("GPU-a1",)),  # with device cgroups numbers start anew
+        ({"SLURM_STEP_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0"}, ("GPU-a1",)),  # device cgroups renumber from 0
         ({"SLURM_STEP_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}, ()),
         ({"SLURM_JOB_ID": "7"}, ()),
     ],
@@ -180,7 +180,11 @@ def test_slurm_jobs_use_the_gpus_that_slurm_allocated(environ, found):
     [
         ({"HIP_VISIBLE_DEVICES": "1"}, AMD[1:], 1),
         ({"CUDA_VISIBLE_DEVICES": "1"}, AMD[1:], 1),
-        ({"ROCR_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7"}, AMD[1:], 0),  # HIP counts among those that ROCr shows
+        (
+            {"ROCR_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7"},
+            AMD[1:],
+            0,
+        ),  # HIP counts the visible GPUs of ROCr
         ({"ROCR_VISIBLE_DEVICES": "1", "SLURM_STEP_GPUS": "1"}, AMD[1:], 0),
         ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"}, AMD[1:], 0),
         ({"HIP_VISIBLE_DEVICES": ""}, (), None),

@@ -1,4 +1,4 @@
-"""The state of one attempt, without an engine: what it holds, and what cancelling does at each moment."""
+"""The state of an attempt, without an engine: its resources, and its cancellation in each state."""
 
 from pathlib import Path
 

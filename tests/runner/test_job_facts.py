@@ -1,4 +1,4 @@
-"""What the records of a job say about the job as a whole."""
+"""Facts about a job, derived from its records."""
 
 import pytest
 from scripted_engine import COLLECTED, FINISHED, PASSED, facts_of, failed

@@ -1,4 +1,4 @@
-"""The journal that the host writes, and what is made of one whose run was killed."""
+"""Writing the journal, and reading that of a killed run."""
 
 import os
 from contextlib import closing

@@ -26,7 +26,7 @@ for _ in range(60):
     with lease:
         assert len(set(lease.gpus)) == count
         for gpu in lease.gpus:
-            # Fails when somebody else is in there: the kernel makes it for one process alone.
+            # Fails if another process holds it: the kernel creates it exclusively.
             os.close(os.open(folder / f"in-{gpu}", os.O_CREAT | os.O_EXCL))
         for gpu in lease.gpus:
             os.unlink(folder / f"in-{gpu}")

@@ -1,4 +1,4 @@
-"""What no honest agent reports: one test for each rule, and any order of any records."""
+"""Records that no correct agent sends: a test for each rule, and random records in any order."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ CHECKED = GpusChecked(gpus=("GPU-a",), seconds=1.0)
 
 
 def take(*records, node=0, world_size=2, nodes=1):
-    """Has a ledger take what one agent says; which of it was news."""
+    """Passes the records of one agent to a ledger; returns which of them were new."""
     book = Ledger(world_size, nodes)
     return [book.take(node, record) for record in records]
 

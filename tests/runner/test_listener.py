@@ -139,7 +139,7 @@ def test_a_verbose_run_shows_the_evidence_of_every_failed_rank(verbose, lines):
 
 @pytest.fixture
 def now(monkeypatch):
-    """The clock, which tests set."""
+    """A clock that tests set."""
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     return clock
@@ -149,7 +149,7 @@ LIMITS = TimeLimits(process_group=20, test=300, job=900, peer_grace=3)
 
 
 def started(listener, make_spec, *nodeids):
-    """A job that runs tests."""
+    """Start a job, and return its id and tests."""
     spec, tests = make_spec(), Tests()
     spec = replace(spec, agent=replace(spec.agent, limits=LIMITS))
     listener.job_started(spec, tests)

@@ -11,7 +11,7 @@ from fake_nvml import FakeDevice, FakeNvml, device
 from allranks.engines.gpus import Gpu, nvidia_gpus, take_inventory
 from allranks.errors import DeviceError, ExitCode
 
-# What a real driver exports, of a host with a GPU, one that is cut up, and one that is lost where LOST is defined.
+# The exports of a driver on a host with a GPU, one with a MIG instance, and, if LOST is defined, a lost one.
 LIBRARY = r"""
 #include <string.h>
 typedef const char *device;

@@ -1,4 +1,4 @@
-"""What of a job runs again: after a failure, when a run is gone on with, and what is left of a run that ends early."""
+"""Which tests of a job run again after a failure, in a resumed run, and after a run that was stopped."""
 
 import json
 import os
@@ -27,18 +27,18 @@ ALL = {GOOD: "passed", BAD: "failed", FLAKY: "failed"}
 
 
 def interrupt():
-    """As a person's Ctrl-C."""
+    """Simulate Ctrl-C."""
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def says(outcomes):
-    """What an agent reports of tests that end so on their one rank."""
+    """The records of tests with these outcomes on their single rank."""
     ends = [replace(PASSED, nodeid=nodeid) if each == "passed" else failed(nodeid) for nodeid, each in outcomes.items()]
     return (Collected(tests=tuple(outcomes)), *ends, FINISHED)
 
 
 def rank_xml(outcomes):
-    """What another program left of the one rank of such a job."""
+    """The XML of the single rank of such a job, as another program writes it."""
     cases = "".join(
         f'<testcase classname="t" name="{nodeid[-4:]}"><properties><property name="allranks.nodeid" value="{nodeid}"/>'
         f"</properties>{'' if outcome == 'passed' else '<failure>no</failure>'}</testcase>"
@@ -49,7 +49,7 @@ def rank_xml(outcomes):
 
 @pytest.fixture
 def play(engine):
-    """Has the attempts at a cell's job end so, one after the other; None for never."""
+    """Scripts the outcomes of successive attempts at a cell's job; None for an endless one."""
 
     def play(cell, *attempts):
         script = iter(attempts)
@@ -72,7 +72,7 @@ def play(engine):
 
 @pytest.fixture
 def left_of(make_folder, matrix):
-    """What of a job is left to do, by what lies in the run's folder."""
+    """The selection of a job for a rerun, from the run's folder."""
 
     def left_of(job, scope):
         return select_rerun(newest_attempt(make_folder([job]).path, job), verdict_policy_of(matrix), scope)
@@ -88,7 +88,7 @@ def attempt(make_folder, pair):
 
 @pytest.fixture
 def done(make_folder, jobs):
-    """The merged run: each test's kind of verdict, and the attempts before in which it went wrong."""
+    """The merged run: each test's kind of verdict, and the earlier attempts in which it failed."""
 
     def done(cell=ONE):
         found = []

@@ -1,4 +1,4 @@
-"""The retry policy alone: it is pure, and knows jobs only by their ids."""
+"""The retry policy, which identifies jobs by their ids."""
 
 import pytest
 

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.usefixtures("locks")
 
 
 class OfWholeRun(SectionMaker):
-    """A section with another maker for a run that is interrupted."""
+    """A section whose maker differs if the run is interrupted."""
 
     name = "course"
     is_whole = True
 
     def __call__(self, _suite):
-        """Take nothing."""
+        """Ignore the job."""
 
     def section(self, _merged):
         return Section(title="The run", headline="its course", object={"is_whole": self.is_whole})

@@ -1,4 +1,4 @@
-"""What the manifest of a run says about the matrix it came from."""
+"""The matrix in the manifest of a run."""
 
 from allranks.matrix.declaration import load
 from allranks.report.run_files import DroppedCells, JudgingPolicy

@@ -1,4 +1,4 @@
-"""Shards of one suite: what they start with, what each leaves, and what becomes of the caches and durations."""
+"""Shards of one suite: their requests, caches and durations."""
 
 import json
 from contextlib import contextmanager
@@ -96,7 +96,7 @@ def test_a_printed_request_omits_durations(split, pair):
     assert printed["agent"]["share"] == {"number": 1, "count": 2, "seconds": {}}
 
 
-# what a run begins with
+# the snapshot of a run
 
 
 def test_shards_use_the_durations_of_their_suite_and_backend(make_folder, pair, file, lines):
@@ -157,7 +157,7 @@ def test_a_broken_snapshot_is_an_error(make_folder, pair, file, lines):
 
 @pytest.fixture
 def after_shard(tmp_path):
-    """What has failed by the suite's cache after a shard: from how it is now, how it was, and what the shard says."""
+    """The failures in the suite's cache after a shard, given those now, those at the start, and those of the shard."""
 
     def keep(states, own):
         now, before, after = states
@@ -173,15 +173,15 @@ def after_shard(tmp_path):
 @pytest.mark.parametrize(
     ("states", "own", "failed"),
     [
-        # a test that failed before passes in this shard; another shard has mended one, too, and broken one
+        # a failed test passes in this shard; another shard has fixed one too, and broken one
         ((("t::a", "t::x"), ("t::a", "t::b"), ("t::b",)), {"t::a"}, {"t::x"}),
         # a test fails in this shard
         (((), (), ("t::a",)), {"t::a"}, {"t::a"}),
-        # nothing of this shard's changes
+        # nothing changes in this shard
         ((("t::x",), ("t::b",), ("t::b",)), {"t::a"}, {"t::x"}),
-        # a module that can be collected again: pytest takes its tests for failed, which other shards have judged
+        # a fixed module: pytest caches all its tests as failed, but other shards run some of them
         ((("t.py", "t.py::x"), ("t.py",), ("t.py::a", "t.py::b")), {"t.py::a"}, {"t.py::a", "t.py::x"}),
-        # a module that cannot be collected any more
+        # a broken module
         (((), (), ("t.py",)), set(), {"t.py"}),
     ],
 )
@@ -219,7 +219,7 @@ class SharingEngine(StandIn):
     """An engine whose jobs run one test each, ``t::1`` in the first shard, and leave a cache.
 
     Attributes:
-        carried: What each job was given to start with, by its id.
+        carried: The initial files of each job, by its id.
     """
 
     name: str = "sharing"

@@ -17,7 +17,7 @@ from allranks.runner.terminal import ranges, render
 
 
 def counted(*running, passed=0, skipped=0, failed=0, **more):
-    """Tests of a job; running ones with the seconds since their start."""
+    """Tests of a job; running ones have the seconds since their start."""
     began = {nodeid: RunningTest(nodeid, time.monotonic() - seconds) for nodeid, seconds in running}
     return Tests(counts=Counter(failed=failed, passed=passed, skipped=skipped), running=began, **more)
 

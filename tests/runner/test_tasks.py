@@ -1,4 +1,4 @@
-"""How long jobs are expected to run, one by one and together on one host."""
+"""The expected durations of jobs, and their order."""
 
 from allranks.matrix.model import Cell, Image, Job, Shard, Suite
 from allranks.runner.tasks import GUESS, OVERHEAD, Capacity, Task, expected, longest_first

@@ -1,4 +1,4 @@
-"""GPUs that the driver reports to be unhealthy, and those that did not compute: who refuses them, and how that ends."""
+"""GPUs that are unhealthy according to the driver, or in quarantine after failed checks."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Jobs divided among the machines of a CI: each once, on machines that can run it, and never too many machines."""
+"""Dividing jobs among the machines of a CI."""
 
 import re
 from dataclasses import replace
@@ -34,7 +34,7 @@ wishes = st.fixed_dictionaries({"most": st.integers(12, 256), "minutes": st.inte
 
 @st.composite
 def matrices(draw):
-    """A matrix whose images have names that differ by case alone, with machines of their own or without."""
+    """A matrix whose images have names that differ only by case, with or without their own machines."""
     world_sizes = tuple(draw(st.sets(st.integers(1, 9), min_size=1, max_size=4)))
     small = draw(st.sampled_from([1, 2, 4]))
     return Matrix(
@@ -73,7 +73,7 @@ def divided(matrix, known, wished):
 
 
 def divided_if_possible(matrix, known, wished):
-    """A division; an example that needs more machines than there may be is none."""
+    """Divide jobs, and discard examples that need too many machines."""
     try:
         return divided(matrix, known, wished)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""The plan file: the same on every machine, or refused with what differs."""
+"""The plan file: every machine rejects a different one and names the differences."""
 
 import json
 

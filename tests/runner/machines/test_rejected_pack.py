@@ -1,4 +1,4 @@
-"""What a machine that cannot run its pack leaves, and what a merge of all machines makes of it."""
+"""The records of a machine that cannot run its pack, and the merged report."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ SICK = DeviceError("There are 2 GPUs too few.", why="No driver.", remedy="Instal
 
 @pytest.fixture
 def plan_file(expansion, tmp_path):
-    """A plan of the run r1 for machines without GPUs and some with two."""
+    """A plan of the run r1 for machines without GPUs and machines with two."""
     path = tmp_path / "plan.json"
     jobs = plan(expansion.matrix, expansion.cells)
     plan_machines(expansion, jobs, PlanOptions(
@@ -29,7 +29,7 @@ def plan_file(expansion, tmp_path):
 
 @pytest.fixture
 def refuse(plan_file, tmp_path):
-    """Have a machine fail; the folder that it leaves among those that are gathered."""
+    """Make a machine fail; return its results folder."""
 
     def fail(error=SICK, pack="cuda-g2-1of1", name="gpu"):
         def command():
@@ -44,7 +44,7 @@ def refuse(plan_file, tmp_path):
 
 @pytest.fixture
 def gather(plan_file, tmp_path):
-    """Merge what machines have left, under the plan."""
+    """Merge the results of machines under the plan."""
 
     def merged(*folders):
         gathered = tmp_path / "gathered"
@@ -67,7 +67,7 @@ def first_attempts(folder):
 
 
 def good_results(folder, *, started):
-    """Have the pack that left its refusal in a folder pass instead, at this time."""
+    """Replace the errors in a folder by passed attempts that started at this time."""
     for path in folder.rglob("job.json"):
         record = json.loads(path.read_text())
         record |= {"error": None, "engine": "process", "collected": ["t::a"], "started": started}

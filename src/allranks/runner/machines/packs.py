@@ -86,7 +86,7 @@ class PackGroup:
     def pack(self, tasks: Sequence[Task]) -> Pack:
         """A pack of these tasks, with enough time for the last one to use its whole time limit."""
         longest, *others = longest_first(replace(task, seconds=self.reserved[task.number]) for task in tasks)
-        # In the worst case, the longest job runs alone, and all others before the last one starts.
+        # In the worst case, the longest job runs alone first, and then the others share the machine.
         last_starts = (longest.seconds + sum(work(task, self.total) for task in others)) if others else 0.0
         return Pack(
             rule=self.rule,
