@@ -16,7 +16,7 @@ from allranks.engines.process import ProcessEngine
 from allranks.errors import DeviceError, EngineError
 
 NOW = datetime(2026, 11, 22, 1, 6, 41, tzinfo=UTC).timestamp()
-WELL = {
+HEALTHY = {
     "ServerVersion": "28.3.1",
     "NCPU": 8,
     "MemoryLimit": True,
@@ -37,8 +37,8 @@ def problems(findings):
 
 def test_a_healthy_host_has_no_problems(tmp_path):
     assert not problems(check_gpus(NVIDIA, tmp_path))
-    assert not problems(examine_daemon(WELL, NVIDIA, NOW))
-    assert not problems(examine_daemon(WELL, Inventory(), NOW))
+    assert not problems(examine_daemon(HEALTHY, NVIDIA, NOW))
+    assert not problems(examine_daemon(HEALTHY, Inventory(), NOW))
 
 
 def test_a_driver_without_a_gpu_is_a_problem(tmp_path):
@@ -95,19 +95,19 @@ def test_device_nodes_that_this_user_may_not_use_are_named(tmp_path):
 )
 def test_each_problem_of_a_daemon_has_a_remedy(monkeypatch, info, inventory, subject, remedy):
     monkeypatch.setenv("PATH", "/nowhere")
-    [problem] = problems(examine_daemon({**WELL, **info}, inventory, NOW)).values()
+    [problem] = problems(examine_daemon({**HEALTHY, **info}, inventory, NOW)).values()
     assert problem.subject == subject
     assert remedy in problem.remedy
 
 
 def test_a_cdi_specification_is_found(tmp_path):
     (tmp_path / "nvidia.yaml").touch()
-    assert not problems(examine_daemon({**WELL, "CDISpecDirs": [str(tmp_path)]}, CDI, NOW))
+    assert not problems(examine_daemon({**HEALTHY, "CDISpecDirs": [str(tmp_path)]}, CDI, NOW))
 
 
 @pytest.mark.parametrize("info", ["", "yesterday", "2026-11-22T09:00:00+08:00"])
 def test_an_invalid_time_of_a_daemon_is_ignored(info):
-    assert "clock" not in [finding.subject for finding in examine_daemon({**WELL, "SystemTime": info}, NVIDIA, NOW)]
+    assert "clock" not in [finding.subject for finding in examine_daemon({**HEALTHY, "SystemTime": info}, NVIDIA, NOW)]
 
 
 def test_a_nearly_full_disk_of_images_or_results_is_a_problem(tmp_path, monkeypatch):

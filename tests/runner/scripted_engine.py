@@ -13,7 +13,7 @@ BEGUN = Begun(schema=SCHEMA)
 COLLECTED = Collected(tests=("t",), deselected=1)
 PASSED = Passed(nodeid="t", ranks=(0,), arrived=(2.0,), seconds=(0.5,), world_size=1)
 FINISHED = Finished(status=0)
-WELL = (COLLECTED, PASSED, FINISHED)
+PASSING = (COLLECTED, PASSED, FINISHED)
 
 
 def facts_of(records):
@@ -112,7 +112,7 @@ class ScriptedJob:
 
     def wait(self, sink):
         is_endless = self.cell in self.engine.endless
-        for record in (BEGUN, *self.engine.records.get(self.cell, WELL)):
+        for record in (BEGUN, *self.engine.records.get(self.cell, PASSING)):
             if record != FINISHED or not is_endless:
                 sink(0, record)
         self.engine.note("wait", self.cell)

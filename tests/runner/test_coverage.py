@@ -4,7 +4,7 @@ from allranks.runner.combined_coverage import CoverageOptions, parse_options
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wishes"),
+    ("arguments", "options"),
     [
         ("--cov=a", CoverageOptions()),
         ("--cov-report=xml", CoverageOptions(reports=(("xml", ""),))),
@@ -15,5 +15,5 @@ from allranks.runner.combined_coverage import CoverageOptions, parse_options
         ("--cov-config own.rc", CoverageOptions(config="own.rc")),
     ],
 )
-def test_options_are_parsed(arguments, wishes):
-    assert parse_options(["--cov", *arguments.split()]) == wishes
+def test_options_are_parsed(arguments, options):
+    assert parse_options(["--cov", *arguments.split()]) == options

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
+from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, PASSING, failed
 
 from allranks.engines.agent_output import Damage
 from allranks.engines.base import JobEnvironment
@@ -198,16 +198,16 @@ def test_no_job_with_gpus_overtakes_one_that_waits_for_gpus_of_another_run(dispa
     assert [line for line in engine.log if line.startswith("start")] == [f"start {cell}" for cell in (ONE, BOTH, FIRST)]
 
 
-SICK = (GpuFailed(gpu="GPU-a", name="GPU 0 (GPU-a)", message="it hangs"), FINISHED)
+UNHEALTHY = (GpuFailed(gpu="GPU-a", name="GPU 0 (GPU-a)", message="it hangs"), FINISHED)
 
 
 def healthy(*gpus):
-    return (GpusChecked(gpus=gpus, seconds=1.0), *WELL)
+    return (GpusChecked(gpus=gpus, seconds=1.0), *PASSING)
 
 
 def test_an_unhealthy_gpu_is_not_leased_again_and_its_job_runs_on_another(dispatcher, engine, jobs, lines):
-    engine.records[FIRST] = SICK
-    engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: WELL})
+    engine.records[FIRST] = UNHEALTHY
+    engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: PASSING})
     dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b"), retries=1).run([jobs[FIRST]])
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
     assert f"{FIRST}/tiny: retrying the whole job (1 of 1)" in lines
@@ -216,8 +216,8 @@ def test_an_unhealthy_gpu_is_not_leased_again_and_its_job_runs_on_another(dispat
 
 def test_without_retries_the_job_has_an_infrastructure_error_and_others_run(dispatcher, engine, jobs, records):
     other = replace(jobs[FIRST], suite=replace(jobs[FIRST].suite, name="other"))
-    engine.records[FIRST] = SICK
-    engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: WELL})
+    engine.records[FIRST] = UNHEALTHY
+    engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: PASSING})
     dispatcher([jobs[FIRST], other], gpus=("GPU-a", "GPU-b"), most=1).run([jobs[FIRST], other])
     error = records()[FIRST]["error"]
     assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is unhealthy: it hangs.")
@@ -238,7 +238,7 @@ def test_a_gpu_that_is_reported_as_unhealthy_during_its_lease_goes_to_no_job(dis
 
 
 def test_a_gpu_that_failed_the_check_is_recorded_for_later_runs(dispatcher, engine, jobs, locks):
-    engine.records[FIRST] = SICK
+    engine.records[FIRST] = UNHEALTHY
     dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b")).run([jobs[FIRST]])
     assert [path.name for path in locks.glob("unhealthy-*")] == ["unhealthy-GPU-a"]
     assert json.loads((locks / "unhealthy-GPU-a").read_text())["why"] == "it hangs"
@@ -246,7 +246,7 @@ def test_a_gpu_that_failed_the_check_is_recorded_for_later_runs(dispatcher, engi
 
 def test_an_unhealthy_gpu_of_another_node_is_known_by_that_nodes_record(dispatcher, engine, jobs, records):
     broken = CollectionFailed(nodeid="", text="node 1: GPU 0 (GPU-a) is unhealthy: it hangs")
-    engine.records[FIRST] = (broken, *SICK)
+    engine.records[FIRST] = (broken, *UNHEALTHY)
     dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b")).run([jobs[FIRST]])
     error = records()[FIRST]["error"]
     assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is unhealthy: it hangs.")
@@ -255,7 +255,7 @@ def test_an_unhealthy_gpu_of_another_node_is_known_by_that_nodes_record(dispatch
 def test_a_job_that_needs_more_gpus_than_are_healthy_is_an_error(dispatcher, engine, jobs, records):
     selected = [jobs[BOTH], replace(jobs[FIRST], suite=replace(jobs[FIRST].suite, name="other"))]
     again = replace(jobs[BOTH], suite=replace(jobs[BOTH].suite, name="third"))
-    engine.records[BOTH] = SICK
+    engine.records[BOTH] = UNHEALTHY
     dispatcher([*selected, again], gpus=("GPU-a", "GPU-b"), most=1).run([selected[0], again, selected[1]])
     assert records()[BOTH]["error"]["what"] == "GPU 0 (GPU-a) is unhealthy: it hangs."
     assert engine.log.count(f"start {BOTH}") == 1
@@ -333,7 +333,7 @@ def test_without_leases_jobs_with_gpus_fail_before_their_image_is_made_and_other
 def test_a_job_holds_its_gpus_until_its_results_are_collected(dispatcher, engine, jobs):
     [job] = selected = [jobs["nccl-w2-g2-env"]]
     held = []
-    engine.records[job.cell.id] = WELL
+    engine.records[job.cell.id] = PASSING
     engine.note = lambda *_: held.append(try_lease(("GPU-a",), 1) is None)
     dispatcher(selected, gpus=("GPU-a", "GPU-b")).run(selected)
     assert held == [True] * 5
@@ -587,7 +587,7 @@ def test_a_record_is_in_the_journal_before_the_next_one_arrives(dispatcher, engi
     seen = []
     engine.acts["wait", ONE] = lambda: seen.extend(journal_of(attempt_of(tmp_path)))
     dispatcher(pair[:1]).run(pair[:1])
-    assert seen[1:] == [BEGUN, *WELL]
+    assert seen[1:] == [BEGUN, *PASSING]
 
 
 def test_rank_xml_is_written_from_the_journal_regardless_of_the_jobs_files(dispatcher, engine, pair, tmp_path):
@@ -634,19 +634,19 @@ def test_the_engine_and_the_result_of_each_job_are_printed(dispatcher, pair, lin
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("record", "why"),
     [
         (Damage("record 3, from byte 70 on, is not JSON"), "record 3, from byte 70 on, is not JSON"),
         (failed("u"), "'u', which it has not collected"),
         (replace(PASSED, ranks=(1,)), "rank 1 in 't', in a world of 1 ranks"),
         (BEGUN, "a second Begun"),
     ],
-    ids=["damage", "a test of nobody's", "a rank of nobody's", "another beginning"],
+    ids=["damage", "an unknown test", "an unknown rank", "a second Begun"],
 )
 def test_a_job_that_contradicts_itself_is_stopped_and_keeps_its_earlier_results(  # noqa: PLR0917
-    dispatcher, engine, pair, records, tmp_path, said, why
+    dispatcher, engine, pair, records, tmp_path, record, why
 ):
-    engine.records[ONE] = (COLLECTED, failed("t", message="no"), said, PASSED, FINISHED)
+    engine.records[ONE] = (COLLECTED, failed("t", message="no"), record, PASSED, FINISHED)
     engine.endless.add(ONE)
     dispatcher(pair).run(pair)
     error = records()[ONE]["error"]
@@ -660,7 +660,7 @@ def test_a_job_that_contradicts_itself_is_stopped_and_keeps_its_earlier_results(
 
 
 def test_a_record_after_finished_is_a_contradiction(dispatcher, engine, pair, records):
-    engine.records[ONE] = (*WELL, PASSED)
+    engine.records[ONE] = (*PASSING, PASSED)
     dispatcher(pair[:1]).run(pair[:1])
     assert "reports Passed after Finished" in records()[ONE]["error"]["why"]
 

@@ -32,8 +32,8 @@ def job(*tests, cell="gloo-w2-g0-env", suite="rpc", share=None):
 
 def measured(jobs) -> Durations:
     meter = Meter()
-    for each in jobs:
-        meter.add(each)
+    for added in jobs:
+        meter.add(added)
     return meter.durations
 
 
@@ -97,8 +97,8 @@ def test_a_shard_of_skips_counts_if_another_shard_executed_tests():
 
 def test_only_jobs_that_count_are_measured():
     meter = Meter(lambda facts: facts.suite == "rpc")
-    for each in (job(verdict_of(TEST, 1.0)), job(verdict_of(TEST, 2.0), suite="other")):
-        meter.add(each)
+    for added in (job(verdict_of(TEST, 1.0)), job(verdict_of(TEST, 2.0), suite="other")):
+        meter.add(added)
     assert meter.durations == {"rpc": {"gloo": {TEST: 1.0}}}
 
 

@@ -55,7 +55,7 @@ def test_the_file_does_not_depend_on_the_order_of_measurements(durations, random
     def shuffled(value):
         if not isinstance(value, dict):
             return value
-        items = [(key, shuffled(each)) for key, each in value.items()]
+        items = [(key, shuffled(item)) for key, item in value.items()]
         random.shuffle(items)
         return dict(items)
 

@@ -1,3 +1,5 @@
+"""The folder of a run: its manifest, and who owns its jobs."""
+
 import fcntl
 import json
 import subprocess
@@ -10,7 +12,7 @@ import allranks
 from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.matrix.declaration import load
 from allranks.ownership import own_run
-from allranks.report.run_files import JobRecord, Manifest, as_json
+from allranks.report.run_files import DroppedCells, JobRecord, JudgingPolicy, Manifest, as_json
 from allranks.runner import results_folder as schedule_folder
 from allranks.runner.results_folder import claim_jobs, facts_of, invocation_id, new_run_id, open_run, write_json
 
@@ -52,6 +54,17 @@ def test_manifest_announces_jobs_and_their_cells_before_any_runs(make_folder, jo
         "pack": "",
     }  # fmt: skip
     assert len(manifest["jobs"]) == len(jobs)
+
+
+def test_every_rule_that_dropped_cells_is_in_the_manifest_with_its_reason(repository):
+    assert facts_of(load(repository)).dropped == (
+        DroppedCells(rule="backend == 'nccl' and gpu_count != world_size", reason="a GPU for each rank", count=4),
+        DroppedCells(rule="backend == 'gloo' and gpu_count > 0", reason="gloo is tested on CPU tensors", count=4),
+    )
+
+
+def test_an_unset_policy_is_not_in_the_manifest(repository):
+    assert facts_of(load(repository)).policy == JudgingPolicy()
 
 
 def test_a_manifest_has_the_matrix_files_folder_in_its_repository(repository, tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ from allranks.protocol.repetitions import RepetitionTally
 from allranks.report.run_files import JobError
 from allranks.runner.job_facts import JobFacts
 
-WELL = JobExit(status=0)
+PASSING = JobExit(status=0)
 
 
 def facts(*records):
@@ -62,7 +62,7 @@ def test_a_gpu_that_is_lost_during_a_job_is_an_infrastructure_error():
 
 def test_the_wrong_torch_is_an_infrastructure_error():
     broken = AgentFailed(message="the matrix file states torch 2.14.1", kind=FailureKind.OTHER_TORCH)
-    error = job_error([broken], WELL)
+    error = job_error([broken], PASSING)
     assert error.kind == "infrastructure"
     assert "process.python" in error.remedy
 
@@ -90,7 +90,7 @@ def test_a_job_that_a_cluster_ended_is_an_infrastructure_error_unless_it_had_fin
 
 
 def test_a_job_whose_agent_finished_has_no_error():
-    assert job_error([COLLECTED, FINISHED], WELL) is None
+    assert job_error([COLLECTED, FINISHED], PASSING) is None
 
 
 def test_a_collection_error_names_the_suite_and_has_its_text():
@@ -98,13 +98,13 @@ def test_a_collection_error_names_the_suite_and_has_its_text():
         CollectionFailed(nodeid="a.py", text="SyntaxError: a"),
         CollectionFailed(nodeid="b.py", text="ImportError: b"),
     ]
-    error = job_error([*broken, FINISHED], WELL)
+    error = job_error([*broken, FINISHED], PASSING)
     assert (error.kind, error.what) == ("collection", "a.py, b.py cannot be collected.")
     assert error.why == "SyntaxError: a\n\nImportError: b"
 
 
 def test_a_collection_error_without_a_name_is_that_of_the_suite():
-    assert job_error([CollectionFailed(text="usage")], WELL).what == "the suite cannot be collected."
+    assert job_error([CollectionFailed(text="usage")], PASSING).what == "the suite cannot be collected."
 
 
 def test_a_suite_that_ends_its_fork_server_is_a_collection_error():
@@ -132,14 +132,14 @@ def test_a_full_disk_is_not_a_bug(broken):
 
 
 def test_a_failed_agent_may_have_no_text():
-    assert job_error([AgentFailed(message="no torch")], WELL).why == ""
+    assert job_error([AgentFailed(message="no torch")], PASSING).why == ""
 
 
 @pytest.mark.parametrize(
     ("records", "ending"),
     [
         ([], JobExit(status=-9, timed_out=True)),
-        ([JobTimedOut(limit=3.0), FINISHED], WELL),
+        ([JobTimedOut(limit=3.0), FINISHED], PASSING),
         ([Interrupted(), FINISHED], JobExit(status=130, timed_out=True)),
     ],
     ids=["the engine's limit", "the agent's limit", "ended by the engine"],
@@ -153,18 +153,18 @@ def test_a_time_limit_is_a_timeout(records, ending):
 
 def test_a_collection_error_does_not_hide_a_later_error():
     broken = CollectionFailed(nodeid="t.py", text="SyntaxError")
-    late = job_error([broken, Went(), PASSED, failed("last"), JobTimedOut(limit=3.0)], WELL)
+    late = job_error([broken, Went(), PASSED, failed("last"), JobTimedOut(limit=3.0)], PASSING)
     assert late.kind == "collection"
     assert late.what == "t.py cannot be collected. The job timed out after last: no end after 3 s (limits.job)."
     dead = job_error([broken, Went(), PASSED], JobExit(status=-9))
     assert (dead.kind, "SyntaxError" in dead.why) == ("collection", True)
     assert "ended before its work was done" in dead.what
-    assert job_error([broken, FINISHED], WELL).what == "t.py cannot be collected."
+    assert job_error([broken, FINISHED], PASSING).what == "t.py cannot be collected."
 
 
 def test_a_timeout_names_the_last_reported_test():
     records = [PASSED, failed("last"), JobTimedOut(limit=3.0)]
-    assert "after last" in job_error(records, WELL).what
+    assert "after last" in job_error(records, PASSING).what
 
 
 def test_an_interrupted_job_has_an_interrupted_error():

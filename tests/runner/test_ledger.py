@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
+from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, PASSING, failed
 
 from allranks.engines.agent_output import Damage
 from allranks.protocol.outcomes import Outcome
@@ -52,7 +52,7 @@ def test_a_correct_job_is_accepted():
         ([BEGUN, BEGUN], "a second Begun"),
         ([Begun(schema=99)], "records of schema 99, and this allranks reads schema"),
         ([Begun(schema=BEGUN.schema, node=1)], "identifies itself as that of node 1"),
-        ([BEGUN, *WELL, GangReady()], "GangReady after Finished"),
+        ([BEGUN, *PASSING, GangReady()], "GangReady after Finished"),
         ([BEGUN, Damage("record 2, from byte 9 on, is not JSON")], "record 2, from byte 9 on, is not JSON"),
         ([BEGUN, JobStarted(schema=2, run_id="", cell="", suite="", attempt=1, world_size=1)], "JobStarted, which no"),
         ([BEGUN, ContainerEnded(status=0, memory_kills=0)], "ContainerEnded, which no agent does"),
@@ -144,7 +144,7 @@ def test_the_number_of_extra_ranks_is_limited(monkeypatch, limit, records, says)
         take(BEGUN, *records)
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([BEGUN, *WELL, SKIPPED, CHECKED, failed("t", 3)]))))
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([BEGUN, *PASSING, SKIPPED, CHECKED, failed("t", 3)]))))
 def test_any_records_in_any_order_are_accepted_or_rejected(records):
     book = Ledger(2, nodes=2)
     try:

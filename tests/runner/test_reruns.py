@@ -33,7 +33,10 @@ def interrupt():
 
 def says(outcomes):
     """The records of tests with these outcomes on their single rank."""
-    ends = [replace(PASSED, nodeid=nodeid) if each == "passed" else failed(nodeid) for nodeid, each in outcomes.items()]
+    ends = [
+        replace(PASSED, nodeid=nodeid) if outcome == "passed" else failed(nodeid)
+        for nodeid, outcome in outcomes.items()
+    ]
     return (Collected(tests=tuple(outcomes)), *ends, FINISHED)
 
 

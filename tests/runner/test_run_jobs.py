@@ -1,7 +1,9 @@
+"""Parts of a run: the limit of open descriptors, and the paths of its report."""
+
 import subprocess
 import sys
 
-from allranks.runner.run_jobs import DESCRIPTORS
+from allranks.runner.run_jobs import DESCRIPTORS, _relative
 
 PROGRAM = """
 import resource, sys
@@ -14,6 +16,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def limits_from(soft: int, hard: int, enough: int = DESCRIPTORS) -> tuple[int, int]:
+    """The limits of a process after it has raised these limits."""
     command = [sys.executable, "-c", PROGRAM, *map(str, (soft, hard, enough))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found, most = done.stdout.split()
@@ -30,3 +33,9 @@ def test_the_limit_is_not_raised_further_than_needed():
 
 def test_a_high_limit_is_not_changed():
     assert limits_from(512, 2048, enough=300) == (512, 2048)
+
+
+def test_a_path_below_the_current_folder_is_shown_as_a_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert str(_relative(tmp_path / "results" / "latest")) == "results/latest"
+    assert _relative(tmp_path.parent / "results") == tmp_path.parent / "results"
