@@ -38,33 +38,6 @@ def test_help_of_run_fits_on_a_page(allranks):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "now"),
-    [
-        (["merge", "results"], "`allranks report DIR`"),
-        (["leases"], "`allranks doctor --gpus`"),
-        (["images", "--prune"], "`allranks clean --images --dry-run`"),
-        (["schema"], "`allranks init --schema`"),
-        (["completion", "bash"], "`allranks --completion SHELL`"),
-        (["run", "--retries", "2"], "--reruns"),
-        (["run", "--rerun-failed"], "--lf"),
-        (["run", "--fail-fast"], "-x"),
-        (["run", "--gpu-mode=none"], "the variable ALLRANKS_GPU_MODE"),
-        (["run", "--images", "d"], "the variable ALLRANKS_IMAGES"),
-        (["run", "--plan-file", "plan.json", "--pack", "p"], "the variable ALLRANKS_PLAN_FILE"),
-        (["doctor", "--pack", "p"], "the variable ALLRANKS_PACK"),
-        (["run", "--dry-run"], "`allranks plan --requests`"),
-        (["run", "--allow-nothing-ran"], "that option of `allranks report`"),
-        (["clean", "--images", "--prune"], "--images without --dry-run"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_former_name_is_an_error_with_the_replacement(allranks, arguments, now):
-    code, out, err = allranks(*arguments)
-    assert (code, out) == (2, "")
-    assert f"  Use {now} instead.\n" in err
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["pln"], "There is no command 'pln'.\n  Did you mean 'plan'?"),

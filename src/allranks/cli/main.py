@@ -33,15 +33,6 @@ _CORE: Final = (
     Command("clean", "allranks.cli.clean", CAN_FAIL, "remove leftovers of dead runs on this host, or old images"),
 )
 
-_MOVED: Final = {
-    "merge": "report DIR",
-    "leases": "doctor --gpus",
-    "images": "clean --images --dry-run",
-    "schema": "init --schema",
-    "completion": "--completion SHELL",
-}
-"""Former commands, and what replaces them."""
-
 _SHELLS: Final = ("bash", "zsh")
 
 
@@ -144,9 +135,8 @@ def _find_command(name: str, before: Sequence[str], top: argparse.ArgumentParser
     found = next((command for command in known if command.name == name), None)
     if found is None:
         msg = f"There is no command {name!r}."
-        now = f"Use `allranks {_MOVED[name]}` instead." if name in _MOVED else ""
         remedy = "usage: allranks COMMAND [options]. `allranks --help` lists the commands."
-        raise UsageError(msg, why=now or did_you_mean(name, [command.name for command in known]), remedy=remedy)
+        raise UsageError(msg, why=did_you_mean(name, [command.name for command in known]), remedy=remedy)
     if before:
         why = f"Write the options of a command after its name: allranks {name} {before[0]}"
         msg = f"allranks has no option {before[0]}."

@@ -25,21 +25,6 @@ _QUANTITY: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", re.ASCII | 
 _DIGITS: Final = 18
 """The maximum number of digits of a number."""
 
-MOVED: Final[Mapping[str, str]] = {
-    "--retries": "--reruns",
-    "--rerun-failed": "--lf",
-    "--fail-fast": "-x",
-    "--gpu-mode": "the variable ALLRANKS_GPU_MODE",
-    "--images": "the variable ALLRANKS_IMAGES",
-    "--plan-file": "the variable ALLRANKS_PLAN_FILE",
-    "--pack": "the variable ALLRANKS_PACK",
-    "--durations": "the file .allranks-durations.json next to the matrix file",
-    "--dry-run": "`allranks plan --requests`",
-    "--allow-nothing-ran": "that option of `allranks report`",
-    "--prune": "--images without --dry-run",
-}
-"""Former options, and what replaces them."""
-
 
 def option(names: str, group: str, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - a field of any type
     """A field of a dataclass of options.
@@ -169,9 +154,6 @@ class CommandLine(Generic[Options]):
         if not word.startswith("-"):
             return UsageError(f"{prog} takes no argument {word!r}.", remedy=remedy)
         flag = word.partition("=")[0]
-        if flag in MOVED:
-            why = f"Use {MOVED[flag]} instead."
-            return UsageError(f"{prog} no longer has the option {flag}.", why=why, remedy=remedy)
         options = [text for action in self.actions for text in action.option_strings if text.startswith("--")]
         if "--where" in options and (axis := nearest(flag.strip("-").replace("-", "_"), AXES, cutoff=0.8)):
             return UsageError(f"{prog} has no option {flag}.", why=f"Did you mean --where {axis}=VALUE?", remedy=remedy)
