@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from allranks.engines.base import Leftovers
     from allranks.images.stock import StoredImage
 
-_IMAGES = "instead: remove images"
+_IMAGES = "to remove images"
 
 _age: Final = quantity({"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}, "an age such as 14d, 12h or 30m")
 _size: Final = quantity({"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}, "a size such as 40GB, 500MB or 0")

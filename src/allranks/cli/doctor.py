@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from allranks.runner.gpu_leases import Holder
 
 _CHECKS = "what to check"
-_CELLS = "instead: check the requirements of cells, before anything is built"
+_CELLS = "to check the requirements of cells, before anything is built"
 _OUTPUT = "output"
 
 
@@ -44,7 +44,7 @@ class Options(CommandOptions):
         "--cell CELL", _CELLS, "check what this cell needs of this machine; repeatable", action="append"
     )
     matrix: Path | None = matrix_option(_CELLS)
-    gpus: bool = flag("--gpus", "instead: GPU leases", "show which run and which job holds each GPU of this host")
+    gpus: bool = flag("--gpus", "to show GPU leases", "show which run and which job holds each GPU of this host")
     json: bool = json_option(_OUTPUT)
     quiet: bool = quiet_option(_OUTPUT, "print only problems and their number")
 

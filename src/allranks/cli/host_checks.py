@@ -50,18 +50,13 @@ def check_host(engine: str, mode: GpuMode, results: Path, *, python: str | None 
         inventory = Inventory()
         gpus = [Finding("GPUs", f"{error.what} {error.why}", error.remedy)]
     yield from _check_engine("process", engine, inventory)
-    yield check_kernel()
+    found = kernel.examine()
+    yield Finding("kernel", found.summary, kernel.REMEDY if found.refusal else "")
     yield from check_folders(results)
     for name in engine_names():
         if name != "process":
             yield from _check_engine(name, engine, inventory)
     yield from gpus
-
-
-def check_kernel() -> Finding:
-    """Check that the kernel has the features that runs need."""
-    found = kernel.examine()
-    return Finding("kernel", found.summary, kernel.REMEDY if found.refusal else "")
 
 
 def _check_engine(name: str, requested: str, inventory: Inventory) -> Iterator[Finding]:

@@ -97,7 +97,7 @@ class Repository:
 
 
 _WRITTEN = "what to write"
-_SCHEMA = "instead: print a JSON schema of the matrix file, for editors"
+_SCHEMA = "to print a JSON schema of the matrix file, for editors"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,6 @@ from allranks.matrix.model import Cell, Image, Job, Matrix
 from allranks.protocol.config import share_of
 from allranks.runner.tasks import Capacity
 
-_NO_GPUS = Inventory()
-
 
 def require_kernel() -> None:
     """Check that this host's kernel has the features that runs need."""
@@ -34,7 +32,7 @@ class Host:
     cores: int  # CPU cores that ranks share
     memory: int  # MiB
     environment_of: Callable[[Job], JobEnvironment]  # the Python environment of a job, made on first use
-    inventory: Inventory = _NO_GPUS
+    inventory: Inventory = field(default_factory=Inventory)
     other_engines: tuple[Engine, ...] = ()  # other engines whose dead runs may still use the GPUs
 
     def vacate(self, gpus: Sequence[str]) -> None:
