@@ -231,7 +231,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "locks"
     folder.mkdir()
     monkeypatch.setattr(ownership, "lock_folder", lambda: folder)
-    for module in ("gpu_leases", "sick_gpus"):
+    for module in ("gpu_leases", "unhealthy_gpus"):
         monkeypatch.setattr(f"allranks.runner.{module}.lock_folder", lambda: folder)
     for module in ("engines.docker_objects", "images.leftovers"):
         monkeypatch.setattr(f"allranks.{module}.host_id", lambda: f"test-{os.getpid()}")

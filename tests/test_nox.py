@@ -40,7 +40,7 @@ RECORDER = """
 import json, os, sys
 from pathlib import Path
 
-names = ("ALLRANKS_RUN_ID", "ALLRANKS_PARTY", "PYTHONPATH")
+names = ("ALLRANKS_RUN_ID", "ALLRANKS_INVOCATION_ID", "PYTHONPATH")
 call = {"arguments": sys.argv[1:], **{name: os.environ.get(name) for name in names}}
 with Path(os.environ["CALLS"]).open("a") as file:
     file.write(json.dumps(call) + "\\n")
@@ -70,7 +70,7 @@ def repository(tmp_path):
 def nox(repository, monkeypatch):
     """Run nox in the repository."""
     monkeypatch.delenv("ALLRANKS_RUN_ID", raising=False)
-    monkeypatch.delenv("ALLRANKS_PARTY", raising=False)
+    monkeypatch.delenv("ALLRANKS_INVOCATION_ID", raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -185,7 +185,7 @@ def test_a_name_without_values_runs_each_cell_once_in_one_run(nox, calls):
 def test_sessions_at_the_same_time_are_one_run(nox, calls):
     assert nox("-j", "2", "-s", "dist").returncode == 0
     assert len(calls()) == 3
-    assert len({(call["ALLRANKS_RUN_ID"], call["ALLRANKS_PARTY"]) for call in calls()}) == 1
+    assert len({(call["ALLRANKS_RUN_ID"], call["ALLRANKS_INVOCATION_ID"]) for call in calls()}) == 1
 
 
 def test_two_calls_of_nox_are_two_parties_even_in_one_run(nox, calls, monkeypatch):
@@ -193,7 +193,7 @@ def test_two_calls_of_nox_are_two_parties_even_in_one_run(nox, calls, monkeypatc
     nox("-s", CELL)
     nox("-s", CELL)
     assert [call["ALLRANKS_RUN_ID"] for call in calls()] == ["ci-123", "ci-123"]
-    assert len({call["ALLRANKS_PARTY"] for call in calls()}) == 2
+    assert len({call["ALLRANKS_INVOCATION_ID"] for call in calls()}) == 2
 
 
 def test_two_calls_of_nox_are_two_runs(nox, calls):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def noxfile(monkeypatch):
     """The module, as nox loads it."""
-    for name in ("ALLRANKS_RUN_ID", "ALLRANKS_PARTY"):  # which it sets
+    for name in ("ALLRANKS_RUN_ID", "ALLRANKS_INVOCATION_ID"):  # which it sets
         monkeypatch.setenv(name, "a-test")
     monkeypatch.setattr("nox.registry._REGISTRY", {})
     monkeypatch.chdir(ROOT)

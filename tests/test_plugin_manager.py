@@ -148,7 +148,7 @@ def test_an_option_that_is_already_there_is_one_error_that_names_it(other, name,
     other("lsf", lambda: with_option(name))
     assert cli.main(["report"]) == ExitCode.INFRASTRUCTURE
     err = capsys.readouterr().err
-    assert "A plug-in adds an option to `allranks report` that is already there." in err
+    assert "A plug-in adds an option to `allranks report` that already exists." in err
     assert name in err
     assert "Traceback" not in err
 

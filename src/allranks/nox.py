@@ -26,7 +26,7 @@ from allranks.images.environments import EnvironmentRecipe, ensure_environment
 from allranks.matrix.declaration import load
 from allranks.matrix.model import Cell
 from allranks.matrix.select import Prefix, prefixes, signature_axes
-from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE, new_party, new_run_id
+from allranks.runner.results_folder import INVOCATION_VARIABLE, RUN_ID_VARIABLE, new_invocation_id, new_run_id
 from allranks.user_cache import cache_folder
 
 MOST_CELLS = 5000
@@ -44,7 +44,7 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
     """
     # Set once for all sessions of this nox process, including those of `nox -j`: together they are one run.
     os.environ.setdefault(RUN_ID_VARIABLE, new_run_id())
-    os.environ.setdefault(PARTY_VARIABLE, new_party())
+    os.environ.setdefault(INVOCATION_VARIABLE, new_invocation_id())
     try:
         expansion = load(Path(folder))
     except AllranksError as error:

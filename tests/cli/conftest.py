@@ -1,4 +1,4 @@
-"""Every command's test works in a small repository; runs that would begin are written down."""
+"""A small repository for tests of commands."""
 
 import pytest
 
@@ -16,12 +16,12 @@ engine = "process"
 
 @pytest.fixture(autouse=True)
 def in_repository(repository):
-    """Commands find the matrix file of this folder."""
+    """Run commands in the folder of a matrix file."""
     return repository
 
 
 @pytest.fixture
 def runners(repository):
-    """Machines without GPUs and some with two, for the repository's cells."""
+    """Add runners without GPUs and runners with two to the matrix file."""
     with (repository / "matrix.toml").open("a") as file:
         file.write(RUNNERS)

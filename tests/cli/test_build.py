@@ -1,4 +1,4 @@
-"""``allranks build``, and runs that take what it has exported, as far as no daemon is needed."""
+"""``allranks build``, and runs with exported images, without a daemon."""
 
 import json
 
@@ -38,22 +38,22 @@ def repository(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("plan_file", "options", "said"),
+    ("plan_file", "options", "message"),
     [
-        ("", ["--push"], "has no registry to push to"),
+        ("", ["--push"], "--push needs --registry"),
         ("", ["--results", "r"], "--results needs ALLRANKS_PLAN_FILE"),
-        ("", ["--registry", "ghcr.io/o/r"], "other machines read the address of an image"),
-        ("plan.json", ["--where", "backend=gloo"], "already names its cells and suites"),
+        ("", ["--registry", "ghcr.io/o/r"], "other machines read the names of the images"),
+        ("plan.json", ["--where", "backend=gloo"], "already selects cells and suites"),
         ("none.json", [], "none.json cannot be read"),
     ],
 )
-def test_options_that_contradict_each_other_are_usage_errors(plan_file, options, said, capsys, monkeypatch):
+def test_options_that_contradict_each_other_are_usage_errors(plan_file, options, message, capsys, monkeypatch):
     monkeypatch.setenv("ALLRANKS_PLAN_FILE", plan_file)
     assert main(["build", "--engine", "process", *options]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_the_process_engine_has_no_images_to_pass_on_and_says_so(repository, capsys):
+def test_the_process_engine_exports_no_images(repository, capsys):
     assert main(["build", "--engine", "process", "--export", "images"]) == 0
     assert "engine: process (asked for), which uses no images" in capsys.readouterr().out
     assert json.loads((repository / "images" / "images.json").read_text())["images"] == []
@@ -67,18 +67,18 @@ def test_a_failed_build_is_the_result_of_each_job_of_the_plan(capsys, monkeypatc
     capsys.readouterr()
     assert main(["report", "r/latest"]) == 2
     out = capsys.readouterr().out
-    assert "--push has no registry to push to." in out
+    assert "--push needs --registry." in out
     assert "(2 tests in 2 cells; packs cpu-g0-1of1, cuda-g2-1of1)" in out
 
 
 @pytest.mark.docker
-def test_a_plan_s_images_are_those_of_its_jobs_and_may_leave_out_what_needs_gpus(repository, capsys, monkeypatch):
+def test_the_images_of_a_plan_are_those_of_its_jobs(repository, capsys, monkeypatch):
     assert main(["plan", "--format", "github", "--plan-file", "plan.json"]) == 0
     monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
     capsys.readouterr()
     assert main(["build", "--dry-run"]) == 0
     assert capsys.readouterr().out == "cpu registry.example/cpu:1\ncuda registry.example/cuda:1\n"
     assert main(["build", "--without-gpus", "--export", "images"]) == 0
-    assert [each["name"] for each in json.loads((repository / "images" / "images.json").read_text())["images"]] == [
+    assert [image["name"] for image in json.loads((repository / "images" / "images.json").read_text())["images"]] == [
         "cpu"
     ]

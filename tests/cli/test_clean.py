@@ -1,4 +1,4 @@
-"""``allranks clean``: what was removed is named."""
+"""``allranks clean`` without ``--images``."""
 
 import argparse
 import os
@@ -26,7 +26,7 @@ def test_clean_names_what_it_removed(allranks, monkeypatch):
     assert allranks("clean") == (0, "removed process 1\nremoved volume x\n", "")
 
 
-def test_clean_removes_what_was_long_unused_in_the_cache(allranks, monkeypatch, cache):
+def test_clean_removes_old_cache_entries(allranks, monkeypatch, cache):
     monkeypatch.setattr("allranks.engines.registry.engines_here", list)
     old = cache / "environments" / "torch-2.13.0-abc"
     old.mkdir(parents=True)
@@ -35,14 +35,14 @@ def test_clean_removes_what_was_long_unused_in_the_cache(allranks, monkeypatch, 
     assert not old.exists()
 
 
-def test_clean_says_when_there_is_nothing(allranks, monkeypatch):
+def test_clean_reports_that_there_is_nothing_to_remove(allranks, monkeypatch):
     monkeypatch.setattr("allranks.engines.registry.engines_here", list)
     code, out, _ = allranks("clean")
     assert code == 0
     assert out.startswith("nothing to remove")
 
 
-def test_clean_names_what_it_left_alone_and_why(allranks, monkeypatch):
+def test_clean_names_what_it_did_not_remove_and_why(allranks, monkeypatch):
     there = [engine(["process 1"], ["process 2"]), engine([], ["volume x"])]
     monkeypatch.setattr("allranks.engines.registry.engines_here", lambda: there)
     code, out, _ = allranks("clean")
@@ -54,7 +54,7 @@ def test_clean_names_what_it_left_alone_and_why(allranks, monkeypatch):
     )
 
 
-def test_an_engine_that_fails_hides_nothing_of_the_others(allranks, monkeypatch):
+def test_an_engine_error_does_not_prevent_the_clean_up_of_others(allranks, monkeypatch):
     def fail():
         msg = "Could not be listed."
         raise EngineError(msg, remedy="Look.")

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
-    """Runs lines in a shell whose path has the command."""
+    """Runs lines in a shell with the command on its PATH."""
     command = tmp_path / "bin" / "allranks"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m allranks "$@"\n')
@@ -34,7 +34,7 @@ COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); "$function"; echo "${COMPREPLY[@]}"
 """
 
 
-def test_bash_knows_what_completes_the_command(shell):
+def test_the_bash_script_registers_the_completion(shell):
     assert shell("bash", LOAD, "complete -p allranks").endswith(" allranks\n")
 
 
@@ -59,7 +59,7 @@ LOAD_ZSH = 'autoload -U compinit; compinit -u -D; eval "$(allranks --completion 
 
 
 class Terminal:
-    """A shell on a terminal, whose lines are typed."""
+    """A shell on a terminal."""
 
     def __init__(self, *command, folder):
         self._own, theirs = pty.openpty()
@@ -70,7 +70,7 @@ class Terminal:
         os.close(theirs)
 
     def says(self, text, after):
-        """Type something, and wait for an answer."""
+        """Type text, and wait for the output."""
         os.write(self._own, after.encode())
         output, deadline = "", time.monotonic() + 30
         while text not in output:
@@ -101,7 +101,7 @@ def test_zsh_completes_commands_options_and_cells(shell, tmp_path):
         terminal.close()
 
 
-def test_each_shell_has_a_script_of_its_own(allranks):
+def test_each_shell_has_its_own_script(allranks):
     scripts = [allranks("--completion", name)[1] for name in ("bash", "zsh")]
     assert "complete -" in scripts[0]
     assert scripts[1].startswith("#compdef allranks\n")

@@ -34,7 +34,7 @@ def test_every_command_with_json_has_its_keys_on_the_page(allranks):
 def test_the_keys_on_the_page_are_those_that_are_printed(allranks):
     import json
 
-    told = json.loads(allranks("plan", "--json")[1])
+    document = json.loads(allranks("plan", "--json")[1])
     [row] = re.findall(r"^\| `plan` \| (`file`.*) \|$", PAGE, re.MULTILINE)
     keys = set(re.findall(r"`(\w+)`", row))
-    assert keys == {*told, *told["cells"][0], *told["dropped"][0]} - {"schema"}
+    assert keys == {*document, *document["cells"][0], *document["dropped"][0]} - {"schema"}

@@ -1,4 +1,4 @@
-"""``allranks doctor``: findings as they are printed; what is found, tests/test_doctor.py has."""
+"""``allranks doctor``: the output of findings; test_host_checks.py tests the checks."""
 
 import json
 from pathlib import Path
@@ -10,17 +10,17 @@ from allranks.engines.base import Finding
 
 def test_the_doctors_findings_are_printed_and_a_problem_is_exit_code_4(allranks, monkeypatch):
     found = [Finding("disk", "full", "Make room.")]
-    monkeypatch.setattr("allranks.cli.host_checks.examine", lambda *_, **__: [Finding("GPUs", "none"), *found])
+    monkeypatch.setattr("allranks.cli.host_checks.check_host", lambda *_, **__: [Finding("GPUs", "none"), *found])
     code, out, _ = allranks("doctor")
     assert code == 4
-    assert out == "ok       GPUs: none\nPROBLEM  disk: full\n         -> Make room.\n1 problem(s)\n"
+    assert out == "ok       GPUs: none\nPROBLEM  disk: full\n         -> Make room.\n1 problem\n"
     found.clear()
-    assert allranks("doctor")[:2] == (0, "ok       GPUs: none\nno problem was found\n")
+    assert allranks("doctor")[:2] == (0, "ok       GPUs: none\nno problems found\n")
 
 
-def test_findings_are_one_object_for_programs(allranks, monkeypatch):
+def test_findings_can_be_printed_as_json(allranks, monkeypatch):
     found = [Finding("GPUs", "none"), Finding("disk", "full", "Make room.")]
-    monkeypatch.setattr("allranks.cli.host_checks.examine", lambda *_, **__: found)
+    monkeypatch.setattr("allranks.cli.host_checks.check_host", lambda *_, **__: found)
     code, out, err = allranks("doctor", "--json")
     assert (code, err) == (4, "")
     assert json.loads(out) == {
@@ -33,35 +33,35 @@ def test_findings_are_one_object_for_programs(allranks, monkeypatch):
     }
 
 
-def test_a_quiet_doctor_names_problems(allranks, monkeypatch):
+def test_a_quiet_doctor_prints_only_problems(allranks, monkeypatch):
     found = [Finding("GPUs", "none"), Finding("disk", "full", "Make room.")]
-    monkeypatch.setattr("allranks.cli.host_checks.examine", lambda *_, **__: found)
-    assert allranks("doctor", "-q")[:2] == (4, "PROBLEM  disk: full\n         -> Make room.\n1 problem(s)\n")
+    monkeypatch.setattr("allranks.cli.host_checks.check_host", lambda *_, **__: found)
+    assert allranks("doctor", "-q")[:2] == (4, "PROBLEM  disk: full\n         -> Make room.\n1 problem\n")
 
 
 @pytest.fixture
 def demands(monkeypatch):
-    """The cells that demands were asked for, and where."""
+    """The cells and engines of all calls of check_demands."""
     asked = []
 
-    def examine(cells, _matrix, where):
-        asked.append((sorted(cell.id for cell in cells), where.engine))
+    def check_demands(cells, _matrix, target):
+        asked.append((sorted(cell.id for cell in cells), target.engine))
         return [Finding("driver", "too old", "Install a newer one.")]
 
-    monkeypatch.setattr("allranks.cli.machine_demands.examine_demands", examine)
+    monkeypatch.setattr("allranks.cli.machine_demands.check_demands", check_demands)
     return asked
 
 
-def test_what_cells_need_is_all_that_is_examined_for_them(allranks, demands):
+def test_only_the_requirements_of_the_cells_are_checked(allranks, demands):
     code, out, _ = allranks("doctor", "--cell", "nccl", "--cell", "gloo-w1-g0-env", "--engine", "process")
-    assert (code, out) == (4, "PROBLEM  driver: too old\n         -> Install a newer one.\n1 problem(s)\n")
+    assert (code, out) == (4, "PROBLEM  driver: too old\n         -> Install a newer one.\n1 problem\n")
     assert demands == [(["gloo-w1-g0-env", "nccl-w2-g2-env"], "process")]
 
 
 @pytest.mark.usefixtures("runners")
-def test_what_a_pack_needs_is_examined_with_the_engine_of_its_machine(allranks, demands, monkeypatch):
+def test_the_requirements_of_a_pack_are_checked_with_the_engine_of_its_machine(allranks, demands, monkeypatch):
     _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
-    pack = next(each["pack"] for each in json.loads(out)["include"] if each["gpus"])
+    pack = next(entry["pack"] for entry in json.loads(out)["include"] if entry["gpus"])
     monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
     monkeypatch.setenv("ALLRANKS_PACK", pack)
     assert allranks("doctor")[0] == 4
@@ -69,14 +69,14 @@ def test_what_a_pack_needs_is_examined_with_the_engine_of_its_machine(allranks, 
 
 
 @pytest.mark.usefixtures("runners", "demands")
-def test_what_a_machine_lacks_is_the_result_of_each_job_of_the_pack(allranks, monkeypatch):
+def test_missing_requirements_are_the_result_of_each_job_of_the_pack(allranks, monkeypatch):
     _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
-    pack = next(each["pack"] for each in json.loads(out)["include"] if each["gpus"])
+    pack = next(entry["pack"] for entry in json.loads(out)["include"] if entry["gpus"])
     monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
     monkeypatch.setenv("ALLRANKS_PACK", pack)
     code, _, err = allranks("doctor", "--results", "left")
     assert code == 4
-    assert f"lacks what the pack {pack} needs: driver." in err
+    assert f"does not meet the requirements of the pack {pack}: driver." in err
     records = [json.loads(path.read_text()) for path in Path("left/latest").glob("cells/*/*/attempt-1/job.json")]
     assert [record["error"]["why"] for record in records] == ["driver: too old."] * len(records) != []
 
@@ -84,9 +84,10 @@ def test_what_a_machine_lacks_is_the_result_of_each_job_of_the_pack(allranks, mo
 @pytest.mark.parametrize(
     ("variables", "arguments"), [(["PACK"], []), (["PLAN_FILE"], []), (["PLAN_FILE", "PACK"], ["--cell", "nccl"])]
 )
-def test_a_pack_needs_its_plan_and_stands_alone(allranks, monkeypatch, variables, arguments):
+def test_a_pack_needs_its_plan_and_cannot_be_combined_with_cells(allranks, monkeypatch, variables, arguments):
     for name in variables:
         monkeypatch.setenv(f"ALLRANKS_{name}", "x")
     code, _, err = allranks("doctor", *arguments)
     assert code == 2
-    assert ("--cell stands alone" if arguments else f"The variable ALLRANKS_{variables[0]} needs ALLRANKS_P") in err
+    unset = f"The variable ALLRANKS_{variables[0]} is set, but ALLRANKS_P"
+    assert ("--cell cannot be combined" if arguments else unset) in err

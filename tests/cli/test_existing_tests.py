@@ -1,4 +1,4 @@
-"""The style of existing tests, told from their source."""
+"""Detecting the style of existing tests from their source."""
 
 import pytest
 
@@ -63,7 +63,7 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize(("source", "style"), STYLES_OF.values(), ids=list(STYLES_OF))
-def test_the_source_of_a_file_has_its_style(tmp_path, write, source, style):
+def test_a_style_is_detected_from_the_source(tmp_path, write, source, style):
     write({"tests/test_it.py": source})
     assert find_tests(tmp_path).suites == ({style: ("tests",)} if style else {})
 
@@ -72,7 +72,7 @@ def test_every_style_is_tested():
     assert {style for _, style in STYLES_OF.values()} == {*STYLES, ""}
 
 
-def test_a_folder_of_one_style_is_one_path_and_other_files_are_named(tmp_path, write):
+def test_a_folder_of_one_style_is_one_path_and_other_files_are_listed(tmp_path, write):
     write(
         {
             "tests/one/a/test_a.py": OWN_GROUP,
@@ -90,12 +90,12 @@ def test_a_folder_of_one_style_is_one_path_and_other_files_are_named(tmp_path, w
 
 
 @pytest.mark.parametrize("folder", ["build", ".tox/x", "venv", "results/latest", "environment"])
-def test_what_is_not_the_repositorys_is_left_out(tmp_path, write, folder):
+def test_build_and_environment_folders_are_ignored(tmp_path, write, folder):
     write({f"{folder}/test_a.py": OWN_GROUP, "environment/pyvenv.cfg": ""})
     assert find_tests(tmp_path).suites == {}
 
 
-def test_a_conftest_and_imported_modules_say_what_a_file_does_not(tmp_path, write):
+def test_conftests_and_imported_modules_count_too(tmp_path, write):
     uses = "import torch.distributed as dist\ndef test_a(group):\n    dist.barrier()\n"
     write(
         {
@@ -118,7 +118,7 @@ def test_a_conftest_and_imported_modules_say_what_a_file_does_not(tmp_path, writ
     assert found.need_expecttest
 
 
-def test_deepspeeds_class_is_what_its_module_makes_of_it(tmp_path, write):
+def test_deepspeeds_class_is_recognized_by_its_module(tmp_path, write):
     derived = "from common import DistributedTest\nclass TestA(DistributedTest):\n    pass\n"
     write(
         {
@@ -131,7 +131,7 @@ def test_deepspeeds_class_is_what_its_module_makes_of_it(tmp_path, write):
     assert find_tests(tmp_path).suites == {"distributed": ("ours",), "spawn": ("tests",)}
 
 
-def test_files_about_ranks_that_are_in_no_suite_are_named_and_all_others_counted(tmp_path, write):
+def test_unrecognized_files_about_ranks_are_listed_and_others_are_counted(tmp_path, write):
     odd = {
         "test_broken.py": "import torch.distributed\ndef (",
         "test_variable.py": "import os\ndef test_a():\n    assert os.environ['WORLD_SIZE']\n",
@@ -144,19 +144,19 @@ def test_files_about_ranks_that_are_in_no_suite_are_named_and_all_others_counted
     assert (dict(found.counts), found.has_more) == ({"torchrun": 1, "spawn": 1, "": 4}, False)
 
 
-def test_a_tree_with_too_many_files_is_known_to_have_more(tmp_path, write, monkeypatch):
+def test_a_tree_with_too_many_files_is_reported(tmp_path, write, monkeypatch):
     monkeypatch.setattr("allranks.cli.existing_tests._MOST_FILES", 2)
     write({f"tree/test_{number}.py": OWN_GROUP for number in range(3)})
     found = find_tests(tmp_path / "tree")
     assert (found.counts, found.has_more) == ({"torchrun": 2}, True)
 
 
-def test_a_fixture_of_the_repository_is_none_of_allranks(tmp_path, write):
+def test_a_fixture_of_the_repository_is_not_that_of_allranks(tmp_path, write):
     write({"conftest.py": "def rank():\n    return 0\n", "test_a.py": "def test_a(rank):\n    pass\n"})
     assert find_tests(tmp_path).suites == {}
 
 
-def test_expecttest_is_needed_by_torchs_classes_alone(tmp_path, write):
+def test_only_torchs_classes_need_expecttest(tmp_path, write):
     write({"test_a.py": OWN_GROUP})
     assert not find_tests(tmp_path).need_expecttest
     write({"test_b.py": BASE})

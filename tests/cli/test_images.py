@@ -1,4 +1,4 @@
-"""``allranks clean --images``, as far as no daemon is needed."""
+"""``allranks clean --images``, without a daemon."""
 
 import json
 from contextlib import nullcontext
@@ -28,12 +28,12 @@ def stock(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "removed"), [(["--dry-run"], ["sha256:old"]), (["--dry-run", "--older-than", "5000w"], [])]
 )
-def test_images_are_one_object_for_programs(allranks, arguments, removed):
+def test_images_can_be_printed_as_json(allranks, arguments, removed):
     code, out, err = allranks("clean", "--images", "--json", *arguments)
-    told = json.loads(out)
-    assert (code, told["schema"]) == (0, 1)
-    assert [image["id"] for image in told["removed"]] == removed
-    assert told["images"][-1] == {
+    document = json.loads(out)
+    assert (code, document["schema"]) == (0, 1)
+    assert [image["id"] for image in document["removed"]] == removed
+    assert document["images"][-1] == {
         "id": "sha256:new",
         "names": ["allranks/new:1"],
         "torch": "2.13.0",
@@ -50,28 +50,28 @@ def test_images_are_one_object_for_programs(allranks, arguments, removed):
 @pytest.mark.parametrize(
     "option", [["--dry-run"], ["--older-than", "14d"], ["--keep-size", "40GB"], ["--json"]], ids=" ".join
 )
-def test_what_limits_a_removal_is_refused_without_one(allranks, option):
+def test_options_of_images_need_images(allranks, option):
     code, out, err = allranks("clean", *option)
     assert (code, out) == (2, "")
     assert "Add --images" in err
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ("--older-than=14y", "write an age such as"),
         ("--older-than=14", "write an age such as"),
         ("--keep-size=40d", "write a size such as"),
     ],
 )
-def test_an_age_or_a_size_that_is_none_is_told(allranks, option, said):
+def test_an_invalid_age_or_size_is_an_error(allranks, option, message):
     code, _, err = allranks("clean", "--images", option)
     assert code == 2
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_host_may_have_unused_images_removed_after_each_run(allranks, monkeypatch):
+def test_unused_images_can_be_removed_after_each_run(allranks, monkeypatch):
     asked = []
     monkeypatch.setattr("allranks.images.stock.prune", lambda limits, _say: asked.append(limits.unused))
     allranks("run")
@@ -83,10 +83,13 @@ def test_a_host_may_have_unused_images_removed_after_each_run(allranks, monkeypa
 
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize(
-    ("age", "said"),
-    [("soon", "'soon' cannot be used: write an age such as 14d"), ("1d", "unused images stay: No daemon. Why.")],
+    ("age", "message"),
+    [
+        ("soon", "'soon' is invalid: write an age such as 14d"),
+        ("1d", "unused images were not removed: No daemon. Why."),
+    ],
 )
-def test_a_run_is_no_worse_for_images_that_stay(allranks, monkeypatch, age, said):
+def test_a_failed_removal_of_images_is_only_a_warning(allranks, monkeypatch, age, message):
     def fail(*_):
         msg = "No daemon."
         raise EngineError(msg, why="Why.")
@@ -94,4 +97,4 @@ def test_a_run_is_no_worse_for_images_that_stay(allranks, monkeypatch, age, said
     monkeypatch.setattr("allranks.images.stock.prune", fail)
     monkeypatch.setenv("ALLRANKS_PRUNE_IMAGES", age)
     code, _, err = allranks("run")
-    assert (code, said in err) == (0, True)
+    assert (code, message in err) == (0, True)

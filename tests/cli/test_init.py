@@ -1,4 +1,4 @@
-"""``allranks init``: what it finds, what it writes, and what it leaves alone."""
+"""``allranks init``: what it finds, writes, and does not change."""
 
 import sys
 import tomllib
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from allranks.cli import init
-from allranks.cli.init import Repository, look_around, matrix_text
+from allranks.cli.init import Repository, inspect_repository, matrix_text
 from allranks.matrix.declaration import load
 
 FIRST_TEST = "tests/distributed/test_all_reduce.py"
@@ -48,20 +48,20 @@ def test_an_empty_folder_gets_three_files_that_plan_accepts(allranks, folder):
     compile((folder / "noxfile.py").read_text(), "noxfile.py", "exec")
 
 
-def test_what_became_of_each_test_file_is_told(allranks, write):
+def test_the_classification_of_test_files_is_printed(allranks, write):
     odd = {f"odd/test_{number:02}.py": "import os\nos.environ['WORLD_SIZE']\n" for number in range(22)}
     write({**odd, "spawn/test_a.py": "from torch.multiprocessing import spawn\n", "test_plain.py": ""})
     assert allranks("init")[2].partition("noxfile")[0].splitlines() == [
         "24 test files:",
-        "    1 in suites.spawn: these start processes",
-        "    1 in no suite: nothing of these is distributed",
-        "    22 in no suite, not recognized: these mention ranks, and do not say who starts them",
+        "    1 in suites.spawn: these tests start processes",
+        "    1 in no suite: not distributed",
+        "    22 in no suite, not recognized: they mention ranks, but it is unclear what starts them",
         *(f"        {name}" for name in list(odd)[:20]),
         "        and 2 more",
     ]
 
 
-def test_another_folder_is_named(allranks, folder, tmp_path, monkeypatch):
+def test_another_folder_can_be_given(allranks, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert allranks("init", "new")[0] == 0
     assert (folder / "matrix.toml").exists()
@@ -91,7 +91,7 @@ def test_nothing_is_written_where_a_file_exists_unless_forced(allranks, folder, 
     write({present: text})
     code, out, err = allranks("init")
     assert (code, out) == (2, "")
-    assert f"already has {named}, and nothing was written" in err
+    assert f"already has {named}. Nothing was written" in err
     assert [path.name for path in folder.rglob("*") if path.is_file()] == [present.rpartition("/")[2]]
     assert (folder / present).read_text() == text
     assert allranks("init", "--force")[0] == 0
@@ -135,9 +135,9 @@ def test_a_folder_that_may_not_be_written_is_an_error(allranks, folder):
         ({"pytest.ini": "[pytest]\naddopts = -ra --no-header\n"}, "uses_xdist", False),
     ],
 )
-def test_what_the_repository_has_is_found_and_the_file_is_right(folder, write, files, attribute, value):
+def test_the_matrix_file_reflects_the_repository(folder, write, files, attribute, value):
     write(files)
-    found = look_around(folder)
+    found = inspect_repository(folder)
     assert getattr(found, attribute) == value
     for name, text in init.contents(found).items():
         write({name: text})
@@ -146,13 +146,13 @@ def test_what_the_repository_has_is_found_and_the_file_is_right(folder, write, f
 
 def test_the_installed_torch_and_its_interpreter_are_found(folder, monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    found = look_around(folder)
+    found = inspect_repository(folder)
     assert found.torch == "2.13.0"
     assert found.python == "python3"
     monkeypatch.setenv("PATH", "/nowhere")
-    assert look_around(folder).python == ""
+    assert inspect_repository(folder).python == ""
     monkeypatch.setattr(sys, "prefix", str(folder / ".venv"))
-    assert look_around(folder).python == ".venv/bin/python"
+    assert inspect_repository(folder).python == ".venv/bin/python"
 
 
 @pytest.mark.parametrize(
@@ -183,21 +183,21 @@ def test_the_kind_of_torch_is_read_without_importing_it(tmp_path, monkeypatch, v
         ({"gpus": 1}, 3),
         ({"gpus": 8}, 4),
         ({"python": "python3", "torch": "2.14.1", "is_cpu_only": True}, 2),
-        ({"python": "python3", "torch": "2.14.1", "lacks": "pytest"}, 2),
+        ({"python": "python3", "torch": "2.14.1", "missing": "pytest"}, 2),
         ({"engine": ("docker", "a Docker daemon answers")}, 2),
     ],
 )
-def test_whatever_was_found_the_file_is_right(folder, changes, cells):
+def test_the_matrix_file_is_always_valid(folder, changes, cells):
     found = Repository(**{"folder": "tests/distributed", **changes})
     (folder / "tests" / "distributed").mkdir(parents=True)
     (folder / "matrix.toml").write_text(matrix_text(found))
     expansion = load(folder)
     assert len(expansion.cells) == cells
-    assert expansion.matrix.process.python == (None if "lacks" in changes else changes.get("python"))
+    assert expansion.matrix.process.python == (None if "missing" in changes else changes.get("python"))
     assert expansion.matrix.warnings == ()
 
 
-def test_what_stands_in_comments_is_right_too(folder):
+def test_the_commented_lines_are_valid_too(folder):
     (folder / "tests" / "distributed").mkdir(parents=True)
     lines = matrix_text(HERE).splitlines()
     start = next(number for number, line in enumerate(lines) if "For NCCL" in line)
@@ -257,7 +257,7 @@ def test_an_interpreter_without_a_package_of_the_tests_is_not_used(allranks, fol
     assert load(folder).matrix.process.python == "python3"
     write({"tests/test_class.py": EXISTING["tests/test_class.py"]})
     code, _, err = allranks("init", "--force")
-    assert (code, f"since {sys.executable} lacks expecttest" in err) == (0, True)
+    assert (code, f"because {sys.executable} lacks expecttest" in err) == (0, True)
     assert load(folder).matrix.process.python is None
 
 
@@ -270,7 +270,7 @@ def test_an_interpreter_without_a_package_of_the_tests_is_not_used(allranks, fol
         ("my-results/\n.nox/\n", "my-results/\n.nox/\nresults/\n"),
     ],
 )
-def test_what_runs_write_is_ignored(allranks, folder, write, before, after):
+def test_gitignore_has_the_folders_of_runs(allranks, folder, write, before, after):
     if before is not None:
         write({".gitignore": before})
     assert allranks("init")[0] == 0
@@ -282,7 +282,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Installed:
-    """An installed distribution with this record of where it came from (PEP 610)."""
+    """An installed distribution with this direct_url.json (PEP 610)."""
 
     def __init__(self, folder, record):
         self.folder, self.record = folder, record
@@ -297,7 +297,7 @@ class Installed:
 
 @pytest.fixture
 def installed(monkeypatch, tmp_path):
-    """``installed(record)``: allranks is in site-packages, and not in a checkout."""
+    """``installed(record)``: allranks is in site-packages, not in a checkout."""
     package = tmp_path / "lib" / "site-packages" / "allranks"
     package.mkdir(parents=True)
     monkeypatch.setattr(init, "package_folder", lambda: package)
@@ -311,7 +311,7 @@ def installed(monkeypatch, tmp_path):
 
 
 def dependencies(text):
-    """What the metadata of a script names (PEP 723)."""
+    """The dependencies in the metadata of a script (PEP 723)."""
     lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# dependencies")]
     return tomllib.loads("\n".join(lines))["dependencies"]
 
@@ -344,8 +344,8 @@ def test_a_noxfile_installs_from_where_allranks_was_installed(allranks, folder, 
     (here / "a b.whl").touch()
     installed(record % {"here": here.as_uri()})
     assert allranks("init")[0] == 0
-    wanted = address % {"here": here.as_uri()}
-    assert dependencies((folder / "noxfile.py").read_text()) == ["nox", f"allranks @ {wanted}"]
+    source = address % {"here": here.as_uri()}
+    assert dependencies((folder / "noxfile.py").read_text()) == ["nox", f"allranks @ {source}"]
 
 
 UNKNOWN = {
@@ -362,7 +362,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("record", UNKNOWN.values(), ids=list(UNKNOWN))
-def test_an_unknown_source_is_an_error_that_says_to_pass_one(allranks, folder, installed, record):
+def test_an_unknown_source_is_an_error_with_a_remedy(allranks, folder, installed, record):
     installed(record)
     code, out, err = allranks("init")
     assert (code, out) == (2, "")
@@ -372,14 +372,14 @@ def test_an_unknown_source_is_an_error_that_says_to_pass_one(allranks, folder, i
     assert allranks("init")[0] == 0, "no file has to name it"
 
 
-def test_a_source_for_a_noxfile_that_is_there_already_is_refused(allranks, folder):
+def test_a_source_is_rejected_if_there_is_a_noxfile(allranks, folder):
     (folder / "noxfile.py").write_text("# mine\n")
     code, _, err = allranks("init", "--source", str(ROOT))
-    assert (code, "There is a noxfile.py already" in err) == (2, True)
+    assert (code, "only for a new noxfile.py" in err) == (2, True)
     assert [path.name for path in folder.iterdir()] == ["noxfile.py"]
 
 
-def test_a_source_that_the_user_names_is_taken(allranks, folder, installed, tmp_path, monkeypatch):
+def test_a_given_source_is_used(allranks, folder, installed, tmp_path, monkeypatch):
     installed(None)
     wheel = tmp_path / "allranks-1-py3-none-any.whl"
     wheel.touch()
@@ -399,7 +399,7 @@ def test_a_source_that_the_user_names_is_taken(allranks, folder, installed, tmp_
 @pytest.mark.parametrize(
     "given", ["allranks", "allranks==0.1", "", ".", "nowhere", "http://h/a.whl", "git+https://h/a b"]
 )
-def test_a_source_that_is_no_place_of_allranks_is_refused(allranks, folder, given):
+def test_a_source_without_allranks_is_rejected(allranks, folder, given):
     code, _, err = allranks("init", "--source", given)
     assert (code, "is neither a checkout of allranks nor a wheel" in err) == (2, True)
     assert list(folder.iterdir()) == []

@@ -17,10 +17,10 @@ def test_a_host_without_gpus_has_no_leases(allranks, tmp_path, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GPUS", "")
     monkeypatch.setattr("allranks.runner.gpu_leases.lock_folder", lambda: tmp_path)
     code, out, _ = allranks("doctor", "--gpus")
-    assert (code, out) == (0, "this host has no GPUs that allranks could lease\n")
+    assert (code, out) == (0, "this host has no GPUs that allranks can lease\n")
 
 
-def test_leases_are_one_object_for_programs(allranks, tmp_path, monkeypatch):
+def test_leases_can_be_printed_as_json(allranks, tmp_path, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GPUS", "GPU-a,GPU-b,GPU-c")
     monkeypatch.setattr("allranks.runner.gpu_leases.lock_folder", lambda: tmp_path)
     holder = Holder(run_id="r1", job_id="cell/suite", pid=7, since=0.0)

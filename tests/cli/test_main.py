@@ -1,4 +1,4 @@
-"""The command line as a whole: how it is divided, and how whatever goes wrong is told."""
+"""The command line as a whole: how it is split, and how errors are reported."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("repository")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["plan", "nccl-w1-g0-env"], "a GPU for each rank"),
         (["plan", "gloo-w3-g0-env"], "3"),
@@ -20,22 +20,22 @@ pytestmark = pytest.mark.usefixtures("repository")
         (["plan", "--suite", "tinny"], "tiny"),
         (["run", "--suite", "tinny"], "tiny"),
         (["run", "--suite", "other", "gloo-w1-g0-env"], "nothing to run"),
-        (["run", "--suite", "other", "gloo-w1-g0-env"], "other runs where world_size == 2"),
+        (["run", "--suite", "other", "gloo-w1-g0-env"], "other runs in cells with world_size == 2"),
         (["report", "nowhere"], "no results folder"),
         (["plan", "--matrix", "nowhere.toml"], "nowhere.toml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_requests_are_sentences_that_lead_on(allranks, arguments, said):
+def test_wrong_requests_are_errors_with_a_remedy(allranks, arguments, message):
     code, out, err = allranks(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("allranks: error: ")
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "There is no matrix file."),
         ("[matrix", "matrix.toml"),
@@ -44,25 +44,25 @@ def test_wrong_requests_are_sentences_that_lead_on(allranks, arguments, said):
     ],
     ids=["missing", "no TOML", "unknown backend", "unknown key"],
 )
-def test_wrong_matrix_files_are_sentences_that_lead_on(allranks, repository, text, said):
+def test_wrong_matrix_files_are_errors_with_a_remedy(allranks, repository, text, message):
     (repository / "matrix.toml").unlink()
     if text is not None:
         (repository / "matrix.toml").write_text(text)
     for command in ("plan", "run"):
         code, out, err = allranks(command)
         assert (code, out) == (2, "")
-        assert said in err
+        assert message in err
         assert "Traceback" not in err
 
 
-def test_debug_adds_the_traceback_and_keeps_the_sentence(allranks):
+def test_debug_adds_the_traceback_to_the_error(allranks):
     code, _, err = allranks("--debug", "plan", "nope")
     assert code == 2
     assert "Traceback" in err
     assert "allranks: error: There is no cell 'nope'." in err
 
 
-def test_a_failure_of_the_infrastructure_has_its_own_exit_code(allranks, monkeypatch):
+def test_an_infrastructure_error_has_its_own_exit_code(allranks, monkeypatch):
     def fail(*_):
         raise EngineError("No daemon.", why="Refused.", remedy="Start one.")  # noqa: EM101
 
@@ -89,7 +89,7 @@ def test_a_wrong_command_line_is_exit_code_2(allranks, arguments):
     assert "usage" in err
 
 
-def test_version_is_told(allranks):
+def test_version_is_printed(allranks):
     assert allranks("--version")[1].startswith("allranks 0.")
 
 
@@ -101,12 +101,12 @@ def test_a_plan_needs_neither_docker_nor_junitparser():
     assert not {"docker", "junitparser", "requests", "torch"} & loaded
 
 
-def test_pytests_own_arguments_are_split_off_at_the_first_dashes():
+def test_pytests_arguments_begin_after_the_first_dashes():
     assert cli._split(["run", "--", "-k", "a", "--", "b"]) == (["run"], ("-k", "a", "--", "b"))
     assert cli._split(["run"]) == (["run"], ())
 
 
-def test_a_bug_of_ours_is_told_without_a_traceback(allranks, monkeypatch):
+def test_a_bug_in_allranks_is_reported_without_a_traceback(allranks, monkeypatch):
     def fail(*_):
         raise AttributeError("no such thing")  # noqa: EM101
 

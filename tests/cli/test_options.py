@@ -1,4 +1,4 @@
-"""Options of several commands, and the variables that give them too."""
+"""Options that several commands share, and their environment variables."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.mark.parametrize("option", ["--reruns", "--shuffle"])
 @pytest.mark.parametrize("value", ["-1", "x", "\u00b2", "9" * 40])
-def test_a_number_that_is_none_is_told(allranks, runs, option, value):
+def test_an_invalid_number_is_an_error(allranks, runs, option, value):
     code, _, err = allranks("run", f"{option}={value}")
     assert (code, runs) == (2, [])
     assert "is not a whole number of at least 0" in err
@@ -27,14 +27,14 @@ def test_the_command_line_wins_over_the_environment(allranks, runs, monkeypatch)
     assert runs[0][1].engine == "process"
 
 
-def test_every_run_has_a_name_of_its_own(allranks, runs):
+def test_every_run_has_its_own_id(allranks, runs):
     allranks("run")
     allranks("run")
     assert runs[0][1].run_id != runs[1][1].run_id
 
 
 @pytest.mark.parametrize("where", ["environment", "command line"])
-def test_a_wrong_engine_is_refused_with_the_right_ones(allranks, monkeypatch, where):
+def test_an_unknown_engine_is_an_error_that_lists_the_engines(allranks, monkeypatch, where):
     if where == "environment":
         monkeypatch.setenv("ALLRANKS_ENGINE", "podman")
         code, _, err = allranks("run")
@@ -44,21 +44,21 @@ def test_a_wrong_engine_is_refused_with_the_right_ones(allranks, monkeypatch, wh
     assert "'podman' is not an engine: choose from auto, docker, process" in err
 
 
-def test_a_wrong_engine_in_the_environment_disturbs_no_other_command(allranks, monkeypatch):
+def test_an_unknown_engine_in_the_environment_does_not_affect_other_commands(allranks, monkeypatch):
     monkeypatch.setenv("ALLRANKS_ENGINE", "podman")
     assert allranks("plan")[0] == 0
 
 
 @pytest.mark.parametrize("engine", ["auto", "process", "docker"])
-def test_a_folder_of_images_that_is_not_there_is_an_error_on_every_engine(allranks, runs, monkeypatch, engine):
+def test_a_missing_folder_of_images_is_an_error_with_every_engine(allranks, runs, monkeypatch, engine):
     monkeypatch.setenv("ALLRANKS_IMAGES", "/nope/here")
     code, _, err = allranks("run", "--engine", engine)
     assert (code, runs) == (2, [])
-    assert "ALLRANKS_IMAGES is '/nope/here', and there is no such folder." in err
+    assert "ALLRANKS_IMAGES is '/nope/here', but there is no such folder." in err
 
 
 @pytest.mark.parametrize("command", ["run", "doctor"])
-def test_a_gpu_mode_that_is_none_is_told(allranks, runs, monkeypatch, command):
+def test_an_unknown_gpu_mode_is_an_error(allranks, runs, monkeypatch, command):
     monkeypatch.setenv("ALLRANKS_GPU_MODE", "rcom")
     code, _, err = allranks(command)
     assert (code, runs) == (2, [])

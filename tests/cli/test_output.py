@@ -1,4 +1,4 @@
-"""What commands print, whoever reads it."""
+"""The output of commands into terminals, pipes and closed streams."""
 
 import os
 import shlex
@@ -12,8 +12,8 @@ import pytest
 from allranks.colors import painted
 
 
-def test_a_reader_that_leaves_early_breaks_nothing():
-    """As in ``allranks plan | head -1``."""
+def test_a_closed_pipe_is_not_an_error():
+    """Like ``allranks plan | head -1``."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "allranks", "plan"]
@@ -22,7 +22,7 @@ def test_a_reader_that_leaves_early_breaks_nothing():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_full_disk_takes_what_is_printed_and_nothing_else():
+def test_a_full_disk_loses_only_the_output():
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "allranks", "plan"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
@@ -41,7 +41,7 @@ def test_a_full_disk_takes_what_is_printed_and_nothing_else():
     ],
     ids=str,
 )
-def test_colours_in_a_pipe_are_those_that_the_environment_asks_for(allranks, runs, monkeypatch, environ, has_colour):
+def test_colors_in_a_pipe_depend_on_the_environment(allranks, runs, monkeypatch, environ, has_colour):
     for name in ("FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
@@ -58,7 +58,7 @@ def test_colours_in_a_pipe_are_those_that_the_environment_asks_for(allranks, run
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_a_terminal_shows_colours_unless_it_cannot(monkeypatch, term):
+def test_a_terminal_shows_colors_if_it_can(monkeypatch, term):
     for name in ("FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", term)
@@ -69,7 +69,7 @@ def test_a_terminal_shows_colours_unless_it_cannot(monkeypatch, term):
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_stream_that_is_closed_breaks_nothing(closed):
+def test_a_closed_stream_is_not_an_error(closed):
     shell = ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m allranks plan {closed}"]
     done = subprocess.run(shell, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Help pages, and what a misspelt command line is answered."""
+"""Help pages, and errors in command lines."""
 
 import re
 
@@ -16,7 +16,7 @@ def codes_of(page):
 
 
 @pytest.mark.parametrize("command", [(), ("run",), ("report",), ("stress",)], ids=" ".join)
-def test_help_tells_every_exit_code_of_what_judges(allranks, command):
+def test_help_has_every_exit_code_of_commands_that_judge(allranks, command):
     code, out, _ = allranks(*command, "--help")
     assert code == 0
     assert codes_of(out) == {f"{code:d}": MEANING[code] for code in ExitCode}
@@ -30,7 +30,7 @@ def test_help_has_groups_and_ends_with_exit_codes(allranks, command):
     assert {"0", "2", "4", "130"} <= codes_of(out).keys()
 
 
-def test_help_of_a_run_fits(allranks):
+def test_help_of_run_fits_on_a_page(allranks):
     _, out, _ = allranks("run", "--help")
     groups = re.split(r"^\w[^\n]*:$", out.partition("exit codes:")[0], flags=re.MULTILINE)
     sizes = [len(re.findall(r"^  -", group, re.MULTILINE)) for group in groups]
@@ -38,58 +38,31 @@ def test_help_of_a_run_fits(allranks):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "now"),
-    [
-        (["merge", "results"], "`allranks report DIR`"),
-        (["leases"], "`allranks doctor --gpus`"),
-        (["images", "--prune"], "`allranks clean --images --dry-run`"),
-        (["schema"], "`allranks init --schema`"),
-        (["completion", "bash"], "`allranks --completion SHELL`"),
-        (["run", "--retries", "2"], "--reruns"),
-        (["run", "--rerun-failed"], "--lf"),
-        (["run", "--fail-fast"], "-x"),
-        (["run", "--gpu-mode=none"], "the variable ALLRANKS_GPU_MODE"),
-        (["run", "--images", "d"], "the variable ALLRANKS_IMAGES"),
-        (["run", "--plan-file", "plan.json", "--pack", "p"], "the variable ALLRANKS_PLAN_FILE"),
-        (["doctor", "--pack", "p"], "the variable ALLRANKS_PACK"),
-        (["run", "--dry-run"], "`allranks plan --requests`"),
-        (["run", "--allow-nothing-ran"], "an option of `allranks report`"),
-        (["clean", "--images", "--prune"], "what --images does without --dry-run"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_an_old_name_is_one_error_that_gives_the_new_one(allranks, arguments, now):
-    code, out, err = allranks(*arguments)
-    assert (code, out) == (2, "")
-    assert f"  It is now {now}.\n" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["pln"], "There is no command 'pln'.\n  Did you mean 'plan'?"),
         (["-x", "rnu"], "Did you mean 'run'?"),
         (["run", "--sute", "x"], "allranks run has no option --sute.\n  Did you mean --suite?"),
         (["run", "--suit=x"], "Did you mean --suite?"),
-        (["run", "--maxfail=1"], "pytest go after --: allranks run -- --maxfail=1"),
+        (["run", "--maxfail=1"], "pytest after --: allranks run -- --maxfail=1"),
         (["run", "--pdb"], "Did you mean --pdb-rank?"),
         (["doctor", "--engin", "docker"], "Did you mean --engine?"),
         (["report", "x", "--policy", "ski"], "choose from skip, pass (did you mean skip?)"),
-        (["plan", "-x"], "pytest go after --: allranks plan -- -x"),
+        (["plan", "-x"], "pytest after --: allranks plan -- -x"),
         (["plan", "--format", "jsn"], "(did you mean json?)"),
         (["run", "--engine", "dokcer"], "(did you mean docker?)"),
         (["doctor", "b"], "allranks doctor takes no argument 'b'."),
-        (["doctor", "--", "-x"], "This command passes no arguments to pytest: -x"),
-        (["-v", "run"], "Options of a command go after its name: allranks run -v"),
+        (["doctor", "--", "-x"], "This command takes no pytest arguments, but these were given: -x"),
+        (["-v", "run"], "Write the options of a command after its name: allranks run -v"),
         (["run", "--reruns"], "--reruns: expected one argument.\n  usage: allranks run "),
         ([], "A command is required."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_command_line_is_one_error_that_leads_on(allranks, arguments, said):
+def test_a_wrong_command_line_is_an_error_with_a_remedy(allranks, arguments, message):
     code, out, err = allranks(*arguments)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert err.count("error: ") == err.count("\n") - err.count("\n  ") == 1
 
 
@@ -100,12 +73,12 @@ def test_the_version_has_a_short_option(allranks, flag):
 
 
 @pytest.mark.parametrize("arguments", [("--debug", "plan", "nope"), ("plan", "nope", "--debug")])
-def test_debug_may_stand_on_either_side_of_the_command(allranks, arguments):
+def test_debug_may_come_before_or_after_the_command(allranks, arguments):
     assert "Traceback" in allranks(*arguments)[2]
 
 
 @pytest.mark.usefixtures("runs")
-def test_cells_may_stand_between_options(allranks, runs):
+def test_cells_may_be_between_options(allranks, runs):
     assert allranks("run", "gloo-w1-g0-env", "-j", "2", "gloo-w2-g0-env", "--suite", "tiny")[0] == 0
     [(jobs, options)] = runs
     assert jobs == ["gloo-w1-g0-env/tiny", "gloo-w2-g0-env/tiny"]

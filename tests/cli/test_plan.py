@@ -1,4 +1,4 @@
-"""``allranks plan``: cells for people and programs, and a plan of machines."""
+"""``allranks plan``: cells as a table and as JSON, and a plan of machines."""
 
 import json
 
@@ -19,13 +19,13 @@ def test_plan_explains_each_dropped_cell(allranks):
     assert "a GPU for each rank" in out
 
 
-def test_plan_for_machines_is_json_alone(allranks):
+def test_plan_as_json_prints_only_json(allranks):
     _, out, _ = allranks("plan", "--format", "json")
     assert [cell["id"] for cell in json.loads(out)["cells"]] == ["gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"]
 
 
 @pytest.mark.parametrize("command", [("plan", "--format", "json"), ("plan", "--requests"), ("build", "--dry-run")])
-def test_a_rule_for_a_value_that_left_its_axis_is_a_warning_beside_the_output(allranks, repository, command):
+def test_a_rule_for_an_unknown_value_is_a_warning_on_standard_error(allranks, repository, command):
     path = repository / "matrix.toml"
     path.write_text(path.read_text().replace('["gloo", "nccl"]', '["gloo"]'))
     code, out, err = allranks(*command)
@@ -34,13 +34,13 @@ def test_a_rule_for_a_value_that_left_its_axis_is_a_warning_beside_the_output(al
     assert "warning" not in out
 
 
-def test_the_matrix_of_another_folder_is_named(allranks, repository, monkeypatch, tmp_path):
+def test_the_matrix_of_another_folder_can_be_given(allranks, repository, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert allranks("plan", "--matrix", str(repository))[0] == 0
     assert allranks("plan", "--matrix", str(repository / "matrix.toml"))[0] == 0
 
 
-def test_requests_are_what_engines_would_be_asked_for(allranks, repository):
+def test_requests_are_printed_as_json(allranks, repository):
     code, out, err = allranks("plan", "--requests", "--where", "backend=gloo", "--", "-k", "x")
     assert (code, err) == (0, "")
     requests = json.loads(out)
@@ -61,7 +61,7 @@ def test_each_shard_has_a_request(allranks, repository):
 
 
 @pytest.mark.usefixtures("runners")
-def test_a_plan_for_github_is_json_alone_and_what_it_did_is_said_beside_it(allranks, repository):
+def test_a_plan_for_github_is_json_with_a_summary_on_standard_error(allranks, repository):
     code, out, err = allranks("plan", "--format", "github")
     assert (code, out.count("\n")) == (0, 1)
     assert [entry["jobs"] for entry in json.loads(out)["include"]] == [3, 2]
@@ -69,7 +69,7 @@ def test_a_plan_for_github_is_json_alone_and_what_it_did_is_said_beside_it(allra
     assert not (repository / "plan.json").exists()
 
 
-def test_gpu_cells_without_a_rule_for_machines_are_an_error_of_that_plan_alone(allranks):
+def test_gpu_cells_without_a_runner_are_an_error_only_in_a_plan_for_github(allranks):
     assert allranks("plan")[0] == 0
     code, out, err = allranks("plan", "--format", "github")
     assert (code, out) == (2, "")
@@ -77,7 +77,7 @@ def test_gpu_cells_without_a_rule_for_machines_are_an_error_of_that_plan_alone(a
     assert "[[runners]]" in err
 
 
-def test_a_plan_of_nothing_is_an_error_since_github_takes_no_empty_matrix(allranks):
+def test_an_empty_plan_is_an_error(allranks):
     code, out, err = allranks("plan", "--format", "github", "gloo-w1-g0-env", "--suite", "other")
     assert (code, out) == (2, "")
     assert "nothing to run" in err
@@ -86,11 +86,11 @@ def test_a_plan_of_nothing_is_an_error_since_github_takes_no_empty_matrix(allran
 @pytest.mark.parametrize(
     "wrong", [["--max-entries", "257"], ["--max-entries", "0"], ["--minutes-per-entry", "0"], ["--max-entries", "x"]]
 )
-def test_a_number_of_entries_that_github_does_not_take_is_refused(allranks, wrong):
+def test_more_entries_than_github_allows_are_rejected(allranks, wrong):
     code, out, err = allranks("plan", "--format", "github", *wrong)
     assert (code, out) == (2, "")
     assert wrong[0] in err
 
 
-def test_a_plan_for_programs_has_the_option_of_other_commands(allranks):
+def test_json_is_short_for_format_json(allranks):
     assert allranks("plan", "--json") == allranks("plan", "--format", "json")

@@ -1,4 +1,4 @@
-"""``allranks report``: folders are judged, and the report is as it was asked for."""
+"""``allranks report``: which folders it reads, and its options."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def ranks(tmp_path):
     return write
 
 
-def test_merge_judges_what_lies_in_any_folder(allranks, ranks):
+def test_report_judges_any_folder(allranks, ranks):
     folder = ranks("", '<failure message="no">text</failure>')
     code, out, _ = allranks("report", str(folder))
     assert code == 1
@@ -32,26 +32,26 @@ def test_merge_judges_what_lies_in_any_folder(allranks, ranks):
     assert out.endswith("exit code 1: tests failed\n")
 
 
-def test_a_merge_is_one_object_for_programs(allranks, ranks):
+def test_a_report_can_be_printed_as_json(allranks, ranks):
     folder = ranks("", '<failure message="no">text</failure>')
     code, out, err = allranks("report", str(folder), "--json", "--durations", "durations.json")
-    told = json.loads(out)
-    assert code == told["exit_code"] == 1
-    assert told.keys() == {
+    output = json.loads(out)
+    assert code == output["exit_code"] == 1
+    assert output.keys() == {
         "schema", "exit_code", "meaning", "run_id", "policy", "counts", "jobs", "failures", "notes", "files",
     }  # fmt: skip
-    assert (told["schema"], told["meaning"], told["counts"]["failed"]) == (1, "tests failed", 1)
-    assert [job["counts"]["tests"] for job in told["jobs"]] == [1]
-    [failure] = told["failures"]
+    assert (output["schema"], output["meaning"], output["counts"]["failed"]) == (1, "tests failed", 1)
+    assert [job["counts"]["tests"] for job in output["jobs"]] == [1]
+    [failure] = output["failures"]
     assert failure == {
         "place": "gloo-w2-g0-env / tests", "test": "t::test_x", "kind": "failure", "message": "rank 1 failed: no",
         "alike": 0, "cells": ["gloo-w2-g0-env"], "packs": [], "ranks": {"2": [1]}, "blame": None,
     }  # fmt: skip
-    assert all(Path(file).is_file() for file in (told["files"]["junit"][0], *list(told["files"].values())[1:]))
+    assert all(Path(file).is_file() for file in (output["files"]["junit"][0], *list(output["files"].values())[1:]))
     assert "exit code" not in err
 
 
-def test_a_quiet_merge_prints_problems_and_the_verdict(allranks, ranks):
+def test_a_quiet_report_prints_problems_and_the_verdict(allranks, ranks):
     folder = ranks("", "")
     assert allranks("report", str(folder), "-q")[1] == "exit code 0: all verdicts are good\n"
     (folder / "gloo-w2-g0-env/tests/rank-1.xml").write_text(
@@ -63,7 +63,7 @@ def test_a_quiet_merge_prints_problems_and_the_verdict(allranks, ranks):
     assert "passed" not in out
 
 
-def test_merge_puts_the_cell_into_class_names_where_that_is_asked_for(allranks, ranks):
+def test_report_puts_the_cell_into_class_names_on_request(allranks, ranks):
     folder = ranks("", "")
     allranks("report", str(folder))
     assert ' classname="t" ' in (folder / "junit.xml").read_text()
@@ -71,18 +71,18 @@ def test_merge_puts_the_cell_into_class_names_where_that_is_asked_for(allranks, 
     assert ' classname="gloo-w2-g0-env.tests.t" ' in (folder / "junit.xml").read_text()
 
 
-def test_merge_names_every_file_of_a_split_report(allranks, ranks, monkeypatch):
+def test_report_names_every_file_of_a_split_report(allranks, ranks, monkeypatch):
     folder = ranks("")
     many = "".join(f'<testcase classname="t" name="test_{number}"/>' for number in range(50))
     (folder / "gloo-w1-g0-env/tests/rank-0.xml").write_text(f"<testsuite>{many}</testsuite>")
-    allranks("report", str(folder))  # whatever takes the form from its module has it now
+    allranks("report", str(folder))  # imports the module that the next line patches
     usual = JUnitForm
-    monkeypatch.setattr("allranks.report.junit_case.JUnitForm", lambda **said: usual(file_limit=10_000, **said))
+    monkeypatch.setattr("allranks.report.junit_case.JUnitForm", lambda **options: usual(file_limit=10_000, **options))
     _, out, _ = allranks("report", str(folder))
     assert f"report: {folder}/junit.xml\n        {folder}/junit-2.xml\n" in out
 
 
-def test_merge_takes_durations_from_the_results(allranks, repository, monkeypatch):
+def test_report_takes_durations_from_the_results(allranks, repository, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(repository / "cache"))
     jobs = [{"cell": "gloo-w1", "suite": "s", "id": "gloo-w1/s"}]
     manifest = {"schema": 2, "run_id": "r", "cells": {"gloo-w1": {"backend": "gloo"}}, "jobs": jobs}
@@ -96,13 +96,13 @@ def test_merge_takes_durations_from_the_results(allranks, repository, monkeypatc
     assert json.loads((repository / "mine.json").read_text())["seconds"] == {"s": {"gloo": {"t::a": 1.25}}}
 
 
-def test_merge_of_nothing_but_skips_is_exit_code_5_unless_that_is_allowed(allranks, ranks):
+def test_report_of_only_skips_is_exit_code_5_unless_allowed(allranks, ranks):
     folder = str(ranks('<skipped type="pytest.skip" message="no GPU"/>'))
     assert allranks("report", folder)[0] == 5
     assert allranks("report", folder, "--allow-nothing-ran")[0] == 0
 
 
-def test_several_folders_are_read_as_the_folder_that_has_them(allranks, ranks, monkeypatch):
+def test_several_folders_are_read_as_their_common_parent(allranks, ranks, monkeypatch):
     folder = ranks("", "")
     for name in ("gloo-w1-g0-env", "gloo-w3-g0-env"):
         (folder / name / "tests").mkdir(parents=True)
@@ -111,26 +111,26 @@ def test_several_folders_are_read_as_the_folder_that_has_them(allranks, ranks, m
     monkeypatch.chdir(folder)
     code, out, _ = allranks("report", "gloo-w1-g0-env", f"{folder}/gloo-w2-g0-env", "--json")
     assert code == 0, out
-    told = json.loads(out)
-    assert [job["cell"] for job in told["jobs"]] == ["gloo-w1-g0-env", "gloo-w2-g0-env"]
-    assert told["files"]["page"] == f"{folder}/report.html"
+    output = json.loads(out)
+    assert [job["cell"] for job in output["jobs"]] == ["gloo-w1-g0-env", "gloo-w2-g0-env"]
+    assert output["files"]["page"] == f"{folder}/report.html"
     assert allranks("report", "gloo-w1-g0-env", "gloo-w3-g0-env", "--allow-nothing-ran")[0] == 3
     assert allranks("report", ".", "--ignore", "coverage.xml")[0] == 3, "of all three"
 
 
 @pytest.mark.parametrize(
-    ("folders", "told"),
-    [(("ranks", "nowhere"), "There is no folder"), ((".", "ranks"), "has the other folders")],
+    ("folders", "message"),
+    [(("ranks", "nowhere"), "There is no folder"), ((".", "ranks"), "already contains the other folders")],
 )
-def test_folders_that_cannot_be_one_are_refused(allranks, ranks, monkeypatch, folders, told):
+def test_folders_that_cannot_be_combined_are_rejected(allranks, ranks, monkeypatch, folders, message):
     monkeypatch.chdir(ranks("").parent)
     code, out, err = allranks("report", *folders)
-    assert (code, out, told in err) == (2, "", True)
+    assert (code, out, message in err) == (2, "", True)
 
 
 @pytest.fixture
 def newest(tmp_path, ranks, monkeypatch):
-    """A folder of all runs beside, whose newest run has a test that passed."""
+    """A folder of all runs, whose newest run has a passed test."""
     monkeypatch.chdir(tmp_path)
     results = tmp_path / "results"
     results.mkdir()
@@ -138,7 +138,7 @@ def newest(tmp_path, ranks, monkeypatch):
     return results / "latest"
 
 
-def test_report_is_of_the_newest_run(allranks, newest):
+def test_report_reads_the_newest_run_by_default(allranks, newest):
     code, out, _ = allranks("report")
     assert code == 0
     assert f"page: {newest.resolve() / 'report.html'}" in out
@@ -152,7 +152,7 @@ def test_report_opens_the_page(allranks, newest, monkeypatch):
     assert opened == [(newest.resolve() / "report.html").as_uri()] * 2
 
 
-def test_report_without_a_run_says_what_to_do(allranks, tmp_path, monkeypatch):
+def test_report_without_a_run_is_an_error_with_a_remedy(allranks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, err = allranks("report")
     assert code == 2
@@ -160,7 +160,7 @@ def test_report_without_a_run_says_what_to_do(allranks, tmp_path, monkeypatch):
     assert "allranks run" in err
 
 
-def test_pytorchs_layout_is_written_beside_the_report_where_that_is_asked_for(allranks, ranks):
+def test_pytorchs_layout_is_written_on_request(allranks, ranks):
     folder = ranks("", "")
     assert "PyTorch" not in allranks("report", str(folder))[1]
     assert not (folder / "test-reports").exists()
@@ -168,7 +168,7 @@ def test_pytorchs_layout_is_written_beside_the_report_where_that_is_asked_for(al
     assert list((folder / "test-reports").rglob("*.xml"))
 
 
-def test_a_layout_that_cannot_be_written_is_told_after_the_report(allranks, ranks):
+def test_a_layout_that_cannot_be_written_is_an_error_after_the_report(allranks, ranks):
     folder = ranks("", "")
     (folder / "test-reports").write_text("a file")
     code, out, err = allranks("report", str(folder), "--layout", "pytorch")
@@ -178,11 +178,11 @@ def test_a_layout_that_cannot_be_written_is_told_after_the_report(allranks, rank
     assert "layout in" in err
 
 
-def test_the_form_and_the_number_of_the_ranks_files_are_options(allranks, tmp_path):
+def test_the_pattern_and_the_world_size_are_options(allranks, tmp_path):
     for name in ("r0.xml", "r1.xml", "coverage.xml", "logs.zip"):
         (tmp_path / name).write_text(RANK.format(name="test_x", result=""))
-    told = allranks("report", str(tmp_path))
-    assert (told[0], "It has coverage.xml, logs.zip, r0.xml and 1 more." in told[2]) == (2, True)
+    code, _, err = allranks("report", str(tmp_path))
+    assert (code, "It has coverage.xml, logs.zip, r0.xml and 1 more." in err) == (2, True)
     read = ("report", str(tmp_path), "--ranks-xml", "r{rank}.xml")
     assert allranks(*read)[0] == 2
     assert allranks(*read, "--world-size", "2")[0] == 3
@@ -192,7 +192,7 @@ def test_the_form_and_the_number_of_the_ranks_files_are_options(allranks, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ("--world-size=0", "'0' is not a whole number from 1 to 16384"),
         ("--world-size=16385", "'16385' is not a whole number"),
@@ -200,6 +200,6 @@ def test_the_form_and_the_number_of_the_ranks_files_are_options(allranks, tmp_pa
         ("--ranks-xml=rank-0.xml", "--ranks-xml 'rank-0.xml' cannot be used."),
     ],
 )
-def test_an_option_that_no_ranks_can_have_is_refused(allranks, ranks, option, told):
+def test_an_invalid_pattern_or_world_size_is_rejected(allranks, ranks, option, message):
     code, _, err = allranks("report", str(ranks("")), option)
-    assert (code, told in err) == (2, True)
+    assert (code, message in err) == (2, True)

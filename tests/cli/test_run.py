@@ -1,4 +1,4 @@
-"""``allranks run``: what would begin, of a selection, of a plan of machines, and of an earlier run."""
+"""``allranks run``: the jobs and options of a selection, a pack of a plan, and a resumed run."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from allranks.report.run_files import Manifest
 from allranks.runner.results_folder import open_run
 
 
-def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
+def test_a_run_gets_the_options_of_the_command_line(allranks, runs, tmp_path):
     code, out, _ = allranks(
         "run", "gloo-w2-g0-env", "--suite", "tiny", "--engine", "process", "--results", str(tmp_path / "r"),
         "--seed", "3", "--", "-x", "--", "-k", "a or b",
@@ -25,18 +25,18 @@ def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
     assert jobs == ["gloo-w2-g0-env/tiny"]
     assert (options.engine, options.results, options.seed) == ("process", tmp_path / "r", 3)
     assert options.pytest_args == ("-x", "--", "-k", "a or b")
-    assert not options.policy.fail_fast, "what stands after -- is pytest's alone"
+    assert not options.policy.fail_fast, "arguments after -- are only for pytest"
     assert (code, out) == (0, "exit code 0: all verdicts are good\n")
 
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Standard input and output are a terminal, as far as the command knows; its path."""
+    """The path of a fake terminal of standard input and output."""
     monkeypatch.setattr(run, "_terminal", lambda: "/dev/pts/7")
     return "/dev/pts/7"
 
 
-def test_a_debugger_gets_the_terminal_and_no_limit_ends_it(allranks, runs, terminal):
+def test_a_debugger_gets_the_terminal_and_no_time_limits(allranks, runs, terminal):
     code, _, err = allranks("run", "gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "1")
     assert (code, err) == (0, "")
     [(_, options)] = runs
@@ -47,14 +47,17 @@ def test_a_debugger_gets_the_terminal_and_no_limit_ends_it(allranks, runs, termi
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("gloo-w2-g0-env", "--pdb-rank", "1"), "--pdb-rank needs one job, and 2 are selected"),
+        (("gloo-w2-g0-env", "--pdb-rank", "1"), "--pdb-rank needs one job, but 2 are selected"),
         (("gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "2"), "There is no rank 2 in gloo-w2-g0-env"),
-        (("gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "1", "--engine", "docker"), "--pdb-rank cannot be used"),
-        (("--resume", "--pdb-rank", "1"), "--pdb-rank cannot be used"),
+        (
+            ("gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "1", "--engine", "docker"),
+            "--pdb-rank works only in a new run of the process engine",
+        ),
+        (("--resume", "--pdb-rank", "1"), "--pdb-rank works only in a new run of the process engine"),
     ],
 )
 @pytest.mark.usefixtures("terminal")
-def test_a_debugger_that_cannot_be_had_is_a_wrong_command(allranks, runs, arguments, words):
+def test_a_debugger_that_cannot_run_is_a_usage_error(allranks, runs, arguments, words):
     code, _, err = allranks("run", *arguments)
     assert (code, runs) == (2, [])
     assert words in err
@@ -69,7 +72,7 @@ def test_a_debugger_needs_a_terminal(allranks, runs, monkeypatch, stdin):
 
 
 @pytest.mark.parametrize("flag", ["--pdb", "--trace", "--setup-only", "--setup-plan"])
-def test_an_option_of_pytests_that_cannot_be_had_is_a_wrong_command(allranks, runs, flag):
+def test_an_unsupported_option_of_pytest_is_a_usage_error(allranks, runs, flag):
     code, out, err = allranks("run", "--", "-x", flag)
     assert (code, out, runs) == (2, "", [])
     assert f"{flag} cannot be used: " in err
@@ -77,14 +80,14 @@ def test_an_option_of_pytests_that_cannot_be_had_is_a_wrong_command(allranks, ru
 
 @pytest.fixture
 def shards(repository):
-    """The suite `tiny` is in two shards."""
+    """Split the suite `tiny` into two shards."""
     matrix = repository / "matrix.toml"
     tiny = '[suites.tiny]\npath = "suite"'
     matrix.write_text(matrix.read_text().replace(tiny, f"{tiny}\nshards = 2"))
 
 
 @pytest.mark.usefixtures("shards")
-def test_a_run_gets_the_shards_that_it_is_told(allranks, runs):
+def test_a_run_gets_the_selected_shards(allranks, runs):
     allranks("run", "gloo-w2-g0-env", "--suite", "tiny@2of2")
     assert runs[0][0] == ["gloo-w2-g0-env/tiny@2of2"]
 
@@ -94,7 +97,7 @@ def test_a_run_gets_the_policy_of_its_jobs(allranks, runs):
     [(_, options)] = runs
     policy = options.policy
     assert (policy.most, policy.retries, policy.fail_fast, policy.shuffle) == (3, 2, True, 7)
-    assert options.left is None
+    assert options.remaining is None
 
 
 def test_a_run_without_options_has_the_defaults(allranks, runs, repository):
@@ -105,7 +108,7 @@ def test_a_run_without_options_has_the_defaults(allranks, runs, repository):
     assert (options.pytest_args, options.part) == ((), None)
 
 
-def test_a_gpu_that_is_not_there_is_refused_before_there_is_a_run(allranks, repository, monkeypatch):
+def test_an_unknown_gpu_is_rejected_before_the_run_is_created(allranks, repository, monkeypatch):
     monkeypatch.chdir(repository)
     monkeypatch.setenv("ALLRANKS_GPUS", "")
     code, _, err = allranks("run", "--gpus", "0", "--engine", "process")
@@ -115,7 +118,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_there_is_a_run(allranks, repo
 
 
 @pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--jobs", "many"], ["--jobs", "-1"]])
-def test_a_number_of_jobs_that_is_none_is_refused(allranks, arguments):
+def test_an_invalid_number_of_jobs_is_rejected(allranks, arguments):
     code, _, err = allranks("run", *arguments)
     assert code == 2
     assert "is not a whole number of at least 1" in err or "expected one argument" in err
@@ -123,7 +126,7 @@ def test_a_number_of_jobs_that_is_none_is_refused(allranks, arguments):
 
 @pytest.fixture
 def earlier(repository):
-    """A run of which one job is good and the others have not begun."""
+    """A run with one passed job, whose other jobs have not begun."""
     expansion = load(repository)
     jobs = plan(expansion.matrix, expansion.cells)
     folder = open_run(repository / "results", "r1", jobs, Manifest(run_id=""), 7, ("-k", "x"))
@@ -136,31 +139,31 @@ def earlier(repository):
 
 
 @pytest.mark.parametrize("option", ["--resume", "--lf"])
-def test_a_run_is_gone_on_with_in_its_folder_and_with_its_arguments(allranks, runs, earlier, option):
+def test_a_run_is_resumed_in_its_folder_and_with_its_arguments(allranks, runs, earlier, option):
     code, out, _ = allranks("run", option)
     [(jobs, options)] = runs
     assert jobs == earlier
-    assert (options.run_id, options.pytest_args, set(options.left)) == ("r1", ("-k", "x"), set(earlier[1:]))
+    assert (options.run_id, options.pytest_args, set(options.remaining)) == ("r1", ("-k", "x"), set(earlier[1:]))
     assert f"{len(earlier) - 1} of its {len(earlier)} jobs are unfinished" in out
     assert code == 0
 
 
-def test_a_part_of_a_run_is_gone_on_with(allranks, runs, earlier):
+def test_a_part_of_a_run_can_be_resumed(allranks, runs, earlier):
     allranks("run", "--resume", "gloo-w2-g0-env", "--suite", "other", "--", "-k", "x")
     [(jobs, options)] = runs
     assert jobs == ["gloo-w2-g0-env/other"]
-    assert (options.run_id, options.pytest_args, list(options.left)) == ("r1", ("-k", "x"), jobs)
+    assert (options.run_id, options.pytest_args, list(options.remaining)) == ("r1", ("-k", "x"), jobs)
     assert jobs[0] in earlier
 
 
-def test_a_run_is_not_gone_on_with_under_another_selection(allranks, runs, earlier):
+def test_a_run_cannot_be_resumed_with_other_arguments(allranks, runs, earlier):
     code, _, err = allranks("run", "--lf", "--", "-k", "y")
     assert (code, runs) == (2, [])
     assert "had other pytest arguments: -k x" in err
     assert earlier
 
 
-def test_what_a_run_had_not_planned_cannot_be_gone_on_with(allranks, runs, repository):
+def test_unplanned_cells_cannot_be_resumed(allranks, runs, repository):
     expansion = load(repository)
     [job] = [job for job in plan(expansion.matrix, expansion.cells) if job.id == "gloo-w1-g0-env/tiny"]
     open_run(repository / "results", "r1", [job], Manifest(run_id=""), 7)
@@ -169,7 +172,7 @@ def test_what_a_run_had_not_planned_cannot_be_gone_on_with(allranks, runs, repos
     assert "The run r1 planned none of these cells and suites." in err
 
 
-def test_without_an_earlier_run_there_is_nothing_to_go_on_with(allranks, runs):
+def test_without_an_earlier_run_there_is_nothing_to_resume(allranks, runs):
     code, _, err = allranks("run", "--lf")
     assert (code, runs) == (2, [])
     assert "There is no run to resume" in err
@@ -177,7 +180,7 @@ def test_without_an_earlier_run_there_is_nothing_to_go_on_with(allranks, runs):
 
 @pytest.fixture
 def plan_machines(allranks, runners, monkeypatch):  # noqa: ARG001 - whose plan it is
-    """Plan for machines, of which this is one; the entries of the job matrix, the first for those without GPUs."""
+    """Write a plan; return the entries of the job matrix, the first one without GPUs."""
 
     def plan_all(*arguments):
         code, out, err = allranks("plan", "--format", "github", "--plan-file", "plan.json", *arguments)
@@ -227,7 +230,7 @@ def test_a_machine_with_fewer_gpus_than_planned_runs_nothing(plan_machines, mach
     assert allranks("report", str(folder))[0] == 4, "and not the 3 of a job that was lost"
 
 
-def test_what_goes_wrong_before_a_pack_begins_is_the_result_of_its_jobs_and_no_others(plan_machines, machine, allranks):
+def test_an_error_before_a_pack_begins_is_the_result_of_its_jobs(plan_machines, machine, allranks):
     cpu, _ = plan_machines()
     asked = (cpu, "--engine", "process")
     assert machine(*asked, "--gpus", "7")[0] == 2
@@ -237,14 +240,14 @@ def test_what_goes_wrong_before_a_pack_begins_is_the_result_of_its_jobs_and_no_o
     assert "nccl" not in out
 
 
-def test_a_misspelt_option_is_the_result_of_the_jobs_of_a_pack(plan_machines, machine, allranks):
+def test_a_misspelled_option_is_the_result_of_the_jobs_of_a_pack(plan_machines, machine, allranks):
     cpu, _ = plan_machines()
     assert machine(cpu, "--debug", "--retrys", "1")[0] == 2
     code, out, _ = allranks("report", "results/latest")
     assert (code, out.count("allranks run has no option --retrys.")) == (2, 1)
 
 
-def test_a_pack_inside_a_launcher_leaves_nothing_where_it_is_refused(plan_machines, machine):
+def test_a_rejected_pack_inside_a_launcher_records_nothing(plan_machines, machine):
     cpu, _ = plan_machines()
     Path("matrix.toml").write_text("")
     assert machine(cpu, "--inside")[0] == 2
@@ -257,23 +260,23 @@ def test_the_command_line_may_choose_engine_and_seed_of_a_pack(plan_machines, ma
     assert (runs[0][1].engine, runs[0][1].seed) == ("docker", 5)
 
 
-def test_the_first_bad_job_ends_a_pack_if_that_is_asked_for_and_its_tests_run_as_planned(plan_machines, machine, runs):
+def test_fail_fast_stops_a_pack_but_does_not_change_pytests_arguments(plan_machines, machine, runs):
     _, gpu = plan_machines("--", "-k", "x")
     assert machine(gpu, "-x")[0] == 0
     assert (runs[0][1].policy.fail_fast, runs[0][1].pytest_args) == (True, ("-k", "x"))
 
 
-def test_a_pack_in_which_nothing_ran_is_good_since_other_machines_may_have_run_tests(plan_machines, machine, runs):
+def test_a_pack_without_executed_tests_succeeds(plan_machines, machine, runs):
     assert machine(plan_machines()[0])[0] == 0
     assert runs[0][1].part
 
 
 @pytest.mark.parametrize("also", [["gloo-w1-g0-env"], ["--where", "world_size=2"], ["--suite", "tiny"], ["--resume"]])
-def test_a_pack_is_not_selected_from(plan_machines, machine, runs, also):
+def test_a_pack_cannot_be_limited_or_resumed(plan_machines, machine, runs, also):
     cpu, _ = plan_machines()
     code, _, err = machine(cpu, *also)
     assert (code, runs) == (2, [])
-    assert "can be neither narrowed nor resumed" in err
+    assert "A pack always runs as planned" in err
 
 
 @pytest.mark.parametrize("half", ["PLAN_FILE", "PACK"])
@@ -281,10 +284,10 @@ def test_a_pack_needs_its_plan_and_a_plan_the_pack(allranks, runs, monkeypatch, 
     monkeypatch.setenv(f"ALLRANKS_{half}", "x")
     code, _, err = allranks("run")
     assert (code, runs) == (2, [])
-    assert f"The variable ALLRANKS_{half} needs ALLRANKS_P" in err
+    assert f"The variable ALLRANKS_{half} is set, but ALLRANKS_P" in err
 
 
-def test_a_pack_of_another_matrix_or_another_run_is_refused_before_anything_runs(
+def test_a_pack_of_another_matrix_or_run_is_rejected_before_anything_runs(
     plan_machines, machine, runs, repository, monkeypatch
 ):
     cpu, _ = plan_machines()
@@ -300,7 +303,7 @@ def test_a_pack_of_another_matrix_or_another_run_is_refused_before_anything_runs
 
 
 @pytest.mark.parametrize("axis", ["", 'torch = ["2.13.0"]\n'], ids=["one torch", "an axis of torch"])
-def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, repository, tmp_path, monkeypatch, axis):
+def test_jobs_run_in_images_of_another_machine(allranks, repository, tmp_path, monkeypatch, axis):
     matrix, images = repository / "matrix.toml", []
     if axis:
         text = matrix.read_text().replace("[matrix]\n", f"[matrix]\n{axis}")
@@ -321,10 +324,10 @@ def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, reposito
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, "env -u WORLD_SIZE allranks run"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "torchrun or the like has started (WORLD_SIZE=2, RANK=1)"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "started by torchrun or a similar launcher (WORLD_SIZE=2, RANK=1)"),
         ({"RANK": "1"}, "RANK=1"),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "Start allranks once, without srun."),
         ({"SLURM_PROCID": "3"}, "srun"),
@@ -333,12 +336,12 @@ def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, reposito
     ],
     ids=str,
 )
-def test_one_of_several_processes_of_a_launcher_runs_nothing(allranks, runs, monkeypatch, variables, said):
+def test_a_start_by_a_launcher_is_rejected(allranks, runs, monkeypatch, variables, message):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     code, out, err = allranks("run")
     assert (code, out, runs) == (2, "", [])
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize(
@@ -351,7 +354,7 @@ def test_one_of_several_processes_of_a_launcher_runs_nothing(allranks, runs, mon
     ],
     ids=str,
 )
-def test_one_process_of_a_launcher_runs_as_any_other(allranks, runs, monkeypatch, variables):
+def test_a_launcher_with_one_process_is_allowed(allranks, runs, monkeypatch, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert allranks("run")[0] == 0
@@ -359,12 +362,12 @@ def test_one_process_of_a_launcher_runs_as_any_other(allranks, runs, monkeypatch
 
 
 @pytest.mark.parametrize(("by_nox", "code"), [(False, 0), (True, 2)])
-def test_processes_of_a_launcher_may_share_a_run_that_they_name(allranks, runs, monkeypatch, by_nox, code):
+def test_processes_of_a_launcher_may_share_a_run_id(allranks, runs, monkeypatch, by_nox, code):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ALLRANKS_RUN_ID", "shared")
-    monkeypatch.delenv("ALLRANKS_PARTY", raising=False)
+    monkeypatch.delenv("ALLRANKS_INVOCATION_ID", raising=False)
     if by_nox:
-        monkeypatch.setenv("ALLRANKS_PARTY", "a nox process, which names a run of its own")
+        monkeypatch.setenv("ALLRANKS_INVOCATION_ID", "a nox process, which names a run of its own")
     assert allranks("run", "gloo-w1")[0] == code
     assert len(runs) == (code == 0)
 
@@ -384,7 +387,7 @@ def test_processes_of_a_launcher_may_each_run_a_pack(allranks, runs, monkeypatch
     ("flags", "detail"),
     [([], "usual"), (["-q"], "quiet"), (["--quiet"], "quiet"), (["-v"], "verbose"), (["--verbose"], "verbose")],
 )
-def test_a_run_is_told_how_much_to_print(allranks, runs, flags, detail):
+def test_the_level_of_detail_is_an_option(allranks, runs, flags, detail):
     assert allranks("run", *flags)[0] == 0
     assert runs[0][1].detail == detail
 

@@ -1,4 +1,4 @@
-"""Which cells and suites a command line selects."""
+"""The cells and suites that a command line selects."""
 
 import json
 
@@ -20,7 +20,7 @@ import pytest
     ],
     ids=str,
 )
-def test_cells_are_chosen_by_name_signature_and_where(allranks, arguments, cells):
+def test_cells_are_selected_by_name_signature_and_where(allranks, arguments, cells):
     _, out, _ = allranks("plan", "--format", "json", *arguments)
     assert [cell["id"] for cell in json.loads(out)["cells"]] == cells
 
@@ -47,7 +47,7 @@ def one_by_name(repository):
     ],
     ids=" ".join,
 )
-def test_a_suite_that_is_not_default_runs_when_it_or_a_test_of_it_is_named(allranks, runs, arguments, suites):
+def test_a_non_default_suite_runs_if_it_or_one_of_its_tests_is_named(allranks, runs, arguments, suites):
     assert allranks("run", "gloo-w2-g0-env", *arguments)[0] == 0
     [(jobs, _)] = runs
     assert jobs == [f"gloo-w2-g0-env/{suite}" for suite in suites]
@@ -74,7 +74,7 @@ def test_a_suite_that_is_not_default_runs_when_it_or_a_test_of_it_is_named(allra
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_tests_need_no_dashes_and_stand_beside_cells(allranks, runs, arguments, suites, pytest_args):
+def test_tests_are_positional_arguments_like_cells(allranks, runs, arguments, suites, pytest_args):
     assert allranks("run", "gloo-w2", *arguments)[0] == 0
     [(jobs, options)] = runs
     assert jobs == [f"gloo-w2-g0-env/{suite}" for suite in suites]
@@ -84,7 +84,7 @@ def test_tests_need_no_dashes_and_stand_beside_cells(allranks, runs, arguments, 
 
 @pytest.mark.usefixtures("one_by_name")
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["slow/test_y.py"], "There is no test file slow/test_y.py."),
         (["slow/test_y.py"], "Did you mean slow/test_x.py?"),
@@ -98,10 +98,10 @@ def test_tests_need_no_dashes_and_stand_beside_cells(allranks, runs, arguments, 
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_a_test_that_no_job_can_run_is_an_error_with_the_next_step(allranks, runs, command, arguments, said):
+def test_a_test_that_no_job_can_run_is_an_error_with_a_remedy(allranks, runs, command, arguments, message):
     code, out, err = allranks(command, *arguments)
     assert (code, out, runs) == (2, "", [])
-    assert said in err
+    assert message in err
 
 
 def test_a_folder_with_the_name_of_cells_needs_a_slash(allranks, runs, repository):
@@ -122,11 +122,13 @@ def test_a_plan_shows_the_suites_of_a_test(allranks):
 
 
 @pytest.mark.usefixtures("one_by_name")
-def test_a_matrix_file_is_found_from_below_and_paths_relate_to_here(allranks, runs, repository, monkeypatch):
+def test_a_matrix_file_is_found_in_parent_folders_and_paths_are_relative_to_here(
+    allranks, runs, repository, monkeypatch
+):
     (repository / "slow" / "deep").mkdir()
     monkeypatch.chdir(repository / "slow" / "deep")
     assert allranks("run", "gloo-w2", "../test_x.py::test_y")[0] == 0
-    assert allranks("run", "gloo-w2", "slow/test_x.py")[0] == 0  # as a report names it
+    assert allranks("run", "gloo-w2", "slow/test_x.py")[0] == 0  # as in a report
     for (jobs, options), test in zip(runs, ("slow/test_x.py::test_y", "slow/test_x.py"), strict=True):
         assert jobs == ["gloo-w2-g0-env/other"]
         assert options.pytest_args == (test,)
@@ -151,7 +153,7 @@ def test_the_nearest_matrix_file_wins_and_pyproject_counts(allranks, repository,
     assert json.loads(out)["file"] == str(repository / "part" / "pyproject.toml")
 
 
-def test_without_a_matrix_file_above_the_error_says_where_it_looked(allranks, repository, monkeypatch):
+def test_a_missing_matrix_file_is_an_error_that_lists_the_searched_folders(allranks, repository, monkeypatch):
     (repository / "below").mkdir()
     (repository / "matrix.toml").unlink()
     monkeypatch.chdir(repository / "below")
@@ -161,10 +163,10 @@ def test_without_a_matrix_file_above_the_error_says_where_it_looked(allranks, re
     assert "parents of this folder" in err
 
 
-def test_where_nothing_runs_by_default_the_error_says_what_to_name(allranks, one_by_name, runs):
+def test_without_default_suites_the_error_lists_the_suites(allranks, one_by_name, runs):
     matrix = (one_by_name / "matrix.toml").read_text()
     (one_by_name / "matrix.toml").write_text(matrix.replace("[suites.tiny]", "[suites.tiny]\ndefault = false"))
     code, out, err = allranks("run", "--where", "world_size=2")
     assert (code, out, runs) == (2, "", [])
-    assert "run only when they are named" in err
+    assert "do not run by default" in err
     assert "--suite tiny --suite other" in err

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from allranks.cli.torch_check import examine_torch
+from allranks.cli.torch_check import check_torch
 
 
 def found(python, **options):
     """The findings by subject, each with its text and its remedy."""
-    return {finding.subject: finding[1:] for finding in examine_torch(str(python), **{"runs_jobs": True, **options})}
+    return {finding.subject: finding[1:] for finding in check_torch(str(python), **{"runs_jobs": True, **options})}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a person may write wrongly: each is one error that says what is wrong, why, and what to do."""
+"""Mistakes of users: each is a single error that says what happened, why, and what to do."""
 
 from types import SimpleNamespace
 
@@ -96,7 +96,7 @@ COMMANDS = {
     "run --engine dokcer": (2, "'dokcer' is not an engine: choose from auto, docker, process", "--help"),
     "run --lf": (2, "There is no run to resume", "start a run"),
     "run --lf --resume": (2, "not allowed with", "--help"),
-    "run gloo-w1 --pdb-rank 0": (2, "--pdb-rank needs a terminal", "Run it by hand"),
+    "run gloo-w1 --pdb-rank 0": (2, "--pdb-rank needs a terminal", "Run it without pipes"),
     "run -- --pdb": (2, "--pdb cannot be used", "--pdb-rank N"),
     "runn": (2, "There is no command 'runn'.", "'run'"),
     "report": (2, "There is no results folder", "allranks run"),
@@ -108,22 +108,22 @@ COMMANDS = {
     "init": (2, "already has matrix.toml", "--force overwrites"),
     "init nowhere": (2, "There is no folder nowhere.", "Create it"),
     "init suite --source x": (2, "neither a checkout of allranks nor a wheel", "--source WHEEL"),
-    "clean --older-than 1d": (2, "apply to --images only", "Add --images"),
-    "clean --images --older-than soon": (2, "'soon' cannot be used: write an age such as 14d", "--help"),
+    "clean --older-than 1d": (2, "need --images", "Add --images"),
+    "clean --images --older-than soon": (2, "'soon' is invalid: write an age such as 14d", "--help"),
     "doctor --cell gloo-w9": (2, "no cell with world_size 9", "lists the cells"),
 }
 
 VARIABLES = {
     "ALLRANKS_RUN_ID=a b": ("ALLRANKS_RUN_ID is 'a b'", "letters"),
     "ALLRANKS_GPU_MODE=x": ("ALLRANKS_GPU_MODE is 'x'", "Choose from auto"),
-    "ALLRANKS_PACK=x": ("ALLRANKS_PACK needs ALLRANKS_PLAN_FILE", "unset both"),
+    "ALLRANKS_PACK=x": ("ALLRANKS_PACK is set, but ALLRANKS_PLAN_FILE is not", "unset both"),
     "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=x": ("is 'x', which is not a valid time", "unset it"),
 }
 
 
 @pytest.fixture
 def fail(allranks, in_repository):
-    """``fail(matrix, *arguments)``: the sentences of the one error that a command ends with, and its exit code."""
+    """``fail(matrix, *arguments)``: the single error of a command, and its exit code."""
     (in_repository / "suite" / "test_a.py").write_text("def test_a(): pass\n")
 
     def run(matrix, *arguments):
@@ -143,25 +143,25 @@ def fail(allranks, in_repository):
 
 
 @pytest.mark.parametrize(("matrix", "what", "remedy"), FILES.values(), ids=list(FILES))
-def test_a_wrong_matrix_file_is_one_error(fail, matrix, what, remedy):
+def test_a_wrong_matrix_file_is_an_error(fail, matrix, what, remedy):
     error = fail(matrix, "plan")
     assert (error.code, what in error.what, remedy in error.rest) == (2, True, True), error
 
 
-@pytest.mark.parametrize(("line", "code", "what", "remedy"), [(line, *said) for line, said in COMMANDS.items()])
-def test_a_wrong_command_is_one_error(fail, line, code, what, remedy):
+@pytest.mark.parametrize(("line", "code", "what", "remedy"), [(line, *expected) for line, expected in COMMANDS.items()])
+def test_a_wrong_command_is_an_error(fail, line, code, what, remedy):
     error = fail(GLOO, *line.split())
     assert (error.code, what in error.what, remedy in error.rest) == (code, True, True), error
 
 
-@pytest.mark.parametrize(("variable", "what", "remedy"), [(name, *said) for name, said in VARIABLES.items()])
-def test_a_wrong_variable_is_one_error(fail, monkeypatch, variable, what, remedy):
+@pytest.mark.parametrize(("variable", "what", "remedy"), [(name, *expected) for name, expected in VARIABLES.items()])
+def test_a_wrong_variable_is_an_error(fail, monkeypatch, variable, what, remedy):
     monkeypatch.setenv(*variable.split("="))
     error = fail(GLOO, "run")
     assert (error.code, what in error.what, remedy in error.rest) == (2, True, True), error
 
 
-def test_a_matrix_file_that_is_a_folder_is_one_error(allranks, in_repository):
+def test_a_matrix_file_that_is_a_folder_is_an_error(allranks, in_repository):
     (in_repository / "matrix.toml").unlink()
     (in_repository / "matrix.toml").mkdir()
     code, _, err = allranks("plan")

@@ -101,7 +101,7 @@ def test_no_file_installs_allranks_by_name(name):
 def test_no_file_that_init_writes_installs_allranks_by_name(tmp_path, monkeypatch, torch):
     monkeypatch.setattr(init, "installed_torch", lambda: (torch, True))
     monkeypatch.setattr(init, "_engine", lambda: ("process", ""))
-    written = init.contents(init.look_around(tmp_path))
+    written = init.contents(init.inspect_repository(tmp_path))
     assert "allranks @ file:///" in written["noxfile.py"]
     for text in written.values():
         assert list(index_installs(text)) == []

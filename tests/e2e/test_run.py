@@ -303,7 +303,7 @@ def test_an_interrupt_ends_a_run_with_a_partial_report(launch, scratch, engine, 
 
 
 def test_a_second_run_of_one_id_is_refused_while_the_first_one_lives_and_after_it(launch, scratch, monkeypatch):
-    monkeypatch.delenv("ALLRANKS_PARTY", raising=False)  # these tests may be run by nox themselves
+    monkeypatch.delenv("ALLRANKS_INVOCATION_ID", raising=False)  # these tests may be run by nox themselves
     folder = scratch(ENDLESS)
     with launch.start(folder, "--engine", "process") as process:
         wait_for(process, "first failure")
@@ -318,12 +318,12 @@ def test_a_second_run_of_one_id_is_refused_while_the_first_one_lives_and_after_i
         process.communicate(timeout=60)
     third = launch(folder, "--engine", "process")
     assert third.code == 2, third.output
-    assert "has been run already" in third.output
+    assert "has already been run" in third.output
     assert sorted((launch.results / launch.run_id / "cells").rglob("attempt-*")) == before
 
 
 def test_a_cell_and_its_prefix_run_one_after_the_other_under_one_nox(launch, scratch, monkeypatch):
-    monkeypatch.setenv("ALLRANKS_PARTY", "one-nox")
+    monkeypatch.setenv("ALLRANKS_INVOCATION_ID", "one-nox")
     folder = scratch(TWO_ENDS)
     with launch.start(folder, "--engine", "process") as first:
         second = launch(folder, "--engine", "process")

@@ -13,7 +13,7 @@ from allranks.engines.archive import Archive, check_links, copy_files
 from allranks.engines.base import FileCopy
 from allranks.engines.docker_requests import USER
 from allranks.errors import EngineError, ExitCode
-from allranks.runner.earlier_runs import carried_files
+from allranks.runner.earlier_runs import cache_files
 from allranks.runner.request import files_of, lists_of
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
@@ -177,7 +177,7 @@ def test_a_cache_that_is_part_of_the_repository_brings_in_nothing_of_the_host(re
     (home / "c/s").mkdir(parents=True)
     (home / "c/s/key").write_text(KEY)
     replaced(repository / link, {"key": home / ".ssh/id_rsa", "s": home / ".ssh", ".cache": home}[Path(link).name])
-    [copy] = carried_files(cache, repository / "results")
+    [copy] = cache_files(cache, repository / "results")
     for use in (lambda: packed([copy]), lambda: copy_files(copy, tmp_path / "job")):
         with pytest.raises(EngineError, match="outside of the repository's files"):
             use()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from allranks.engines.base import unique_name
 from allranks.engines.docker_requests import container_name, network_of, node_name, specs_of_nodes, volume_names
 from allranks.ownership import image_lock
-from allranks.runner import gpu_leases, sick_gpus
+from allranks.runner import gpu_leases, unhealthy_gpus
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
 """A label of RFC 1123; Docker's names may have more, but must begin like this."""
@@ -77,7 +77,7 @@ def test_names_say_which_job_and_which_node_they_are_of(make_spec):
 NAMED = [("a/b", "a-b"), ("a/b:c", "a/b-c"), ("nvidia.com/gpu=0", "nvidia.com/gpu_0"), ("a b", "a_b"), ("a%2Fb", "a/b")]
 
 
-@pytest.mark.parametrize("files", [image_lock, gpu_leases.lease_file, sick_gpus.quarantine_file])
+@pytest.mark.parametrize("files", [image_lock, gpu_leases.lease_file, unhealthy_gpus.quarantine_file])
 @pytest.mark.parametrize(("one", "other"), NAMED, ids=str)
 def test_two_images_or_gpus_share_no_lock(files, one, other):
     assert files(one) != files(other)
@@ -87,4 +87,4 @@ def test_two_images_or_gpus_share_no_lock(files, one, other):
 @pytest.mark.parametrize("gpu", ["GPU-a1b2c3d4-0000", "MIG-a1", "renderD128", "0"])
 def test_files_of_a_gpu_have_its_id(gpu):
     assert gpu_leases.lease_file(gpu).name == f"gpu-{gpu}"
-    assert sick_gpus.quarantine_file(gpu).name == f"sick-{gpu}"
+    assert unhealthy_gpus.quarantine_file(gpu).name == f"unhealthy-{gpu}"

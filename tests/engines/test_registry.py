@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from allranks import plugin_manager
-from allranks.cli.host_checks import examine
+from allranks.cli.host_checks import check_host
 from allranks.engines import docker
 from allranks.engines.base import Leftovers
 from allranks.engines.process import ProcessEngine
@@ -126,7 +126,7 @@ def test_a_daemon_that_this_user_may_not_use_is_an_error_and_no_reason_to_run_wi
 
 @pytest.mark.usefixtures("closed", "locks")
 def test_the_doctor_reports_the_same(tmp_path):
-    [found] = [finding for finding in examine("auto", "none", tmp_path) if finding.subject == "docker"]
+    [found] = [finding for finding in check_host("auto", "none", tmp_path) if finding.subject == "docker"]
     assert "This user may not use Docker" in found.text
     assert "usermod -aG docker" in found.remedy
 
@@ -163,7 +163,7 @@ def test_an_engine_that_fails_when_it_is_looked_for_is_left_out_and_told(others,
 
     others(broken=Broken, far=Far)
     assert [engine.name for engine in engines_here()] == ["process", "far"]
-    found = {finding.subject: finding for finding in examine("auto", "none", tmp_path)}
+    found = {finding.subject: finding for finding in check_host("auto", "none", tmp_path)}
     assert found["broken"].remedy
     with pytest.raises(AllranksError):
         choose_engine("broken")
@@ -172,7 +172,7 @@ def test_an_engine_that_fails_when_it_is_looked_for_is_left_out_and_told(others,
 @pytest.mark.usefixtures("locks")
 def test_an_absent_engine_is_a_problem_for_the_doctor_if_it_is_asked_for(others, tmp_path):
     others(far=Absent)
-    [found] = [finding for finding in examine("far", "none", tmp_path) if finding.subject == "far"]
+    [found] = [finding for finding in check_host("far", "none", tmp_path) if finding.subject == "far"]
     assert found.text == "This host is not part of it. no such cluster"
     assert found.remedy
 
@@ -193,7 +193,7 @@ def test_docker_s_connection_is_closed_with_the_engine():
 @pytest.mark.usefixtures("locks")
 def test_the_doctor_tells_of_a_broken_engine(others, tmp_path):
     others(broken=None, far=Absent)
-    found = {finding.subject: finding for finding in examine("auto", "none", tmp_path)}
+    found = {finding.subject: finding for finding in check_host("auto", "none", tmp_path)}
     assert "cannot be loaded" in found["broken"].text
     assert found["broken"].remedy
     assert (found["far"].text, found["far"].remedy) == ("not checked: no such cluster", "")

@@ -34,7 +34,7 @@ def test_table_says_what_runs_in_these_cells_only_when_it_is_named(load_text, do
     expansion = expand(load_text(document + SLOW))
     assert render_table(expansion.matrix, expansion.cells).splitlines()[-2:] == [
         "4 cells, 4 jobs",
-        "Only when --suite names them: slow.",
+        "Not run by default (select with --suite): slow.",
     ]
     assert "slow" not in render_table(expansion.matrix, select(expansion, "world_size=1"))
     named = render_table(expansion.matrix, expansion.cells, ["slow"])

@@ -1,4 +1,4 @@
-"""A small matrix, its jobs, a run's folder, and an engine that is a script."""
+"""A small matrix, its jobs, a run's folder, and a scripted engine."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helper, which pytest's importlib mode does not find
+sys.path.insert(0, str(Path(__file__).parent))  # for scripted_engine, which pytest's importlib mode does not find
 
 from scripted_engine import ScriptedEngine
 
@@ -66,6 +66,7 @@ set = { NCCL_DEBUG = "WARN" }
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
+    """A folder with a matrix file and its suite."""
     folder = tmp_path / "repository"
     (folder / "suite").mkdir(parents=True)
     (folder / "data").mkdir()
@@ -76,6 +77,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def matrix(repository: Path) -> Matrix:
+    """The loaded matrix."""
     return load(repository).matrix
 
 
@@ -87,6 +89,8 @@ def jobs(matrix: Matrix) -> dict[str, Job]:
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., RunFolder]:
+    """Create the folder of a run."""
+
     def make(jobs: object = (), *, run_id: str = "r1", seed: int | None = 7) -> RunFolder:
         return open_run(tmp_path / "results", run_id, jobs, Manifest(run_id="", command="allranks run"), seed)
 
@@ -95,21 +99,25 @@ def make_folder(tmp_path: Path) -> Callable[..., RunFolder]:
 
 @pytest.fixture
 def engine():
+    """An engine without a script."""
     return ScriptedEngine()
 
 
 def environment_of_image(job):
+    """The environment of a job, without building its image."""
     return JobEnvironment(image=job.image.name)
 
 
 @pytest.fixture
 def dispatcher(matrix, make_folder, engine, lines):
+    """Create a dispatcher for some jobs, on a host with these resources."""
+
     def make(
-        wanted, *, gpus=(), cores=1, most_jobs=None, environment_of=environment_of_image, durations=None, **policy
+        planned, *, gpus=(), cores=1, most_jobs=None, environment_of=environment_of_image, durations=None, **policy
     ):
         engine.has_queue, engine.most_jobs = most_jobs is not None, most_jobs
         host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of)
-        folder = replace(make_folder(wanted), durations=durations or {})
+        folder = replace(make_folder(planned), durations=durations or {})
         return Dispatcher(AttemptRunner(matrix, host, folder, RunListener(lines), ("-k", "x"), RunPolicy(**policy)))
 
     return make
@@ -128,4 +136,5 @@ def records(tmp_path):
 
 @pytest.fixture
 def pair(jobs):
+    """Two jobs without GPUs, with one and two ranks."""
     return [jobs["gloo-w1-g0-env"], jobs["gloo-w2-g0-env"]]

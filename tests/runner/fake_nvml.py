@@ -1,4 +1,4 @@
-"""NVML without a driver: the functions of ``pynvml`` over a few devices, with its own errors."""
+"""A fake ``pynvml`` with a few devices and the errors of the real module."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -8,15 +8,15 @@ import pynvml
 
 @dataclass(frozen=True, kw_only=True)
 class FakeDevice:
-    """A GPU, or an instance of one.
+    """A GPU or a MIG instance.
 
     Attributes:
-        mig: What is at its places for instances, None at one that is free; None where MIG is off.
-        errors: What asking for something comes to: ``{"Name": 3}``.
-        rows: Remapped rows: corrected, uncorrected, pending, failed; None where it has no such rows.
+        mig: The MIG instances by index, None for a free index; None if MIG is disabled.
+        errors: Error codes of queries, such as ``{"Name": 3}``.
+        rows: Remapped rows: corrected, uncorrected, pending, failed; None if not supported.
         ecc: Uncorrectable errors since the driver was loaded.
-        pages: Whether a page waits to be retired.
-        recovery: What the driver recommends, 0 for nothing; None where it is too old to say.
+        pages: Whether a page is pending retirement.
+        recovery: The recommended recovery action, 0 for none; None if the driver does not support it.
     """
 
     uuid: str
@@ -36,11 +36,11 @@ def device(letter, **about):
 
 
 class FakeNvml:
-    """Stands in for the module.
+    """Replaces the module ``pynvml``.
 
     Args:
-        devices: By number.
-        init: The error that initialising comes to; 0 for none.
+        devices: The GPUs, by index.
+        init: The error code of the initialization; 0 for none.
     """
 
     NVMLError = pynvml.NVMLError
@@ -62,16 +62,16 @@ class FakeNvml:
         return len(self._devices)
 
     def nvmlDeviceGetHandleByIndex(self, index):
-        return self._asked(self._devices[index], "HandleByIndex")
+        return self._query(self._devices[index], "HandleByIndex")
 
     def nvmlDeviceGetUUID(self, handle):
-        return self._asked(handle, "UUID").uuid
+        return self._query(handle, "UUID").uuid
 
     def nvmlDeviceGetName(self, handle):
-        return self._asked(handle, "Name").name
+        return self._query(handle, "Name").name
 
     def nvmlDeviceGetMemoryInfo(self, handle):
-        return SimpleNamespace(total=self._asked(handle, "MemoryInfo").memory)
+        return SimpleNamespace(total=self._query(handle, "MemoryInfo").memory)
 
     def nvmlDeviceGetMigMode(self, handle):
         self._check(0 if handle.knows_mig else pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -89,21 +89,21 @@ class FakeNvml:
 
     def nvmlDeviceGetRemappedRows(self, handle):
         self._check(pynvml.NVML_ERROR_NOT_SUPPORTED if handle.rows is None else 0)
-        return self._asked(handle, "RemappedRows").rows
+        return self._query(handle, "RemappedRows").rows
 
     def nvmlDeviceGetRetiredPagesPendingStatus(self, handle):
-        return self._asked(handle, "RetiredPages").pages
+        return self._query(handle, "RetiredPages").pages
 
     def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):
         assert (kind, counter) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
-        return self._asked(handle, "TotalEccErrors").ecc
+        return self._query(handle, "TotalEccErrors").ecc
 
     def nvmlDeviceGetFieldValues(self, handle, fields):
         assert fields == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
         unknown = pynvml.NVML_ERROR_NOT_SUPPORTED if handle.recovery is None else 0
         return [SimpleNamespace(nvmlReturn=unknown, value=SimpleNamespace(uiVal=handle.recovery))]
 
-    def _asked(self, handle, what):
+    def _query(self, handle, what):
         self._check(handle.errors.get(what, 0))
         return handle
 

@@ -1,4 +1,4 @@
-"""An engine that is a script."""
+"""An engine whose jobs follow a script."""
 
 import threading
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ BEGUN = Begun(schema=SCHEMA)
 COLLECTED = Collected(tests=("t",), deselected=1)
 PASSED = Passed(nodeid="t", ranks=(0,), arrived=(2.0,), seconds=(0.5,), world_size=1)
 FINISHED = Finished(status=0)
-WELL = (COLLECTED, PASSED, FINISHED)
+PASSING = (COLLECTED, PASSED, FINISHED)
 
 
 def facts_of(records):
-    """The facts that these records come to."""
+    """The facts of a job with these records."""
     facts = JobFacts()
     for record in records:
         facts.take(record)
@@ -25,13 +25,13 @@ def facts_of(records):
 
 
 def failed(nodeid, rank=0, message="", *, outcome=Outcome.FAILED, world_size=None, **more):
-    """A rank that has not passed, in a world that is just large enough unless told."""
+    """The record of a rank that has not passed; the default world size is just large enough."""
     size = rank + 1 if world_size is None else world_size
     return RankEnded(nodeid=nodeid, rank=rank, outcome=outcome, world_size=size, arrived=2.0, message=message, **more)
 
 
 class StandIn(Engine):
-    """The base of engines that tests give to a host that is ready: nothing detects, prepares or cleans them up."""
+    """The base of fake engines that are passed directly to a host: never detected, prepared or cleaned up."""
 
     @classmethod
     def detect(cls, *, is_asked_for):
@@ -46,15 +46,15 @@ class StandIn(Engine):
 
 @dataclass
 class ScriptedEngine(StandIn):
-    """An engine that writes down what it is asked, and does as told for each cell.
+    """An engine that logs its calls and follows a script for each cell.
 
     Attributes:
-        records: What the job of a cell reports after it has begun.
-        failures: What a step of a cell's job raises: ``("start", "gloo-w1-g0-env")``.
-        acts: What happens at a step of a cell's job.
-        endless: Cells whose jobs end only when they are told to.
-        orphans: Cells whose jobs an earlier orchestrator has started.
-        no_leases: Why no GPU can be leased.
+        records: The records of a cell's job after Begun.
+        failures: Exceptions of steps of a cell's job, such as ``("start", "gloo-w1-g0-env")``.
+        acts: Functions to call at steps of a cell's job.
+        endless: Cells whose jobs end only when they are stopped.
+        orphans: Cells whose jobs an earlier orchestrator started.
+        no_leases: The error of leasing GPUs.
     """
 
     log: list = field(default_factory=list)
@@ -102,22 +102,22 @@ class ScriptedEngine(StandIn):
 class ScriptedJob:
     engine: ScriptedEngine
     cell: str
-    told: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def hang_up(self):
-        self.told.set()
+        self.stopped.set()
 
     def go(self):
         self.engine.note("go", self.cell)
 
     def wait(self, sink):
         is_endless = self.cell in self.engine.endless
-        for record in (BEGUN, *self.engine.records.get(self.cell, WELL)):
+        for record in (BEGUN, *self.engine.records.get(self.cell, PASSING)):
             if record != FINISHED or not is_endless:
                 sink(0, record)
         self.engine.note("wait", self.cell)
         if is_endless:
-            assert self.told.wait(20)
+            assert self.stopped.wait(20)
             sink(0, Interrupted())
             sink(0, FINISHED)
         return JobExit(status=0)

@@ -1,4 +1,4 @@
-"""``allranks run`` with an engine that is a script: a whole run, whose jobs go on when they are told to.
+"""``allranks run`` with a scripted engine, whose jobs continue on command.
 
 ``python terminal_run.py LOCKS WORDS ARGUMENT ...``: WORDS is the descriptor of a pipe from which each step that waits
 reads one word.
@@ -26,19 +26,19 @@ GPUS = ("GPU-a", "GPU-b", "GPU-c")
 
 
 class Engine(ScriptedEngine):
-    """Has the first job and the third wait for a word after their records."""
+    """The first and the third job wait for a word after their records."""
 
     def __init__(self, words):
         super().__init__()
-        # In one piece: two threads that read one file take each other's lines.
+        # os.read of a whole word, since two threads read from the pipe.
         self.acts["wait", ONE] = self.acts["wait", THREE] = lambda: os.read(words, len("go\n"))
         self.records[ONE] = (Collected(tests=("t", BAD.nodeid, "u")), PASSED, BAD, TestStarted(nodeid="u"), FINISHED)
 
 
 def main():
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # from here on Ctrl-C on this terminal is for this process
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C on this terminal interrupts this process
     locks, words, *arguments = sys.argv[1:]
-    ownership.lock_folder = gpu_leases.lock_folder = gpu_leases.lock_folder = lambda: Path(locks)
+    ownership.lock_folder = gpu_leases.lock_folder = lambda: Path(locks)
     engine = Engine(int(words))
     if "--endless" in arguments:
         arguments.remove("--endless")

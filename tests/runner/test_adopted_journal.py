@@ -1,4 +1,4 @@
-"""The journal of a job whose orchestrator was killed goes on, and what was in it stays."""
+"""Continuing the journal of a job whose orchestrator was killed."""
 
 from contextlib import closing
 
@@ -17,7 +17,7 @@ def lines(records):
 
 
 @given(heard=st.integers(0, 6), cut=st.integers(0, 30), order=st.permutations(RECORDS))
-def test_it_ends_with_all_records_once_and_keeps_its_beginning(tmp_path_factory, heard, cut, order):
+def test_all_records_are_in_the_journal_once(tmp_path_factory, heard, cut, order):
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     before = STARTED + lines(RECORDS[:heard])
     torn = encode(RECORDS[heard])[:cut] if heard < len(RECORDS) else b""
@@ -26,25 +26,25 @@ def test_it_ends_with_all_records_once_and_keeps_its_beginning(tmp_path_factory,
         assert journal.size == len(before)
         for record in order:
             journal.write(record)
-        assert not journal.is_lacking
+        assert not journal.has_missing_records
     after = path.read_bytes()
     assert after.startswith(before)
     assert sorted(after.splitlines()) == sorted((STARTED + lines(RECORDS)).splitlines())
 
 
-def test_a_record_that_does_not_come_again_is_lacking(tmp_path):
+def test_a_record_that_is_not_sent_again_is_missing(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(STARTED + lines(RECORDS[:2]))
     with closing(AdoptedJournal(path)) as journal:
         journal.write(RECORDS[0])
-        assert journal.is_lacking
+        assert journal.has_missing_records
         journal.write(RECORDS[2])
-        assert journal.is_lacking
+        assert journal.has_missing_records
         journal.write(RECORDS[1])
-        assert not journal.is_lacking
+        assert not journal.has_missing_records
 
 
-def test_without_a_journal_it_begins_one(tmp_path):
+def test_a_missing_journal_is_created(tmp_path):
     with closing(AdoptedJournal(tmp_path / "journal.jsonl")) as journal:
         assert journal.size == 0
         journal.write(RECORDS[0])

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from allranks.engines.base import FileCopy
-from allranks.runner.earlier_runs import carried_files, keep_cache
+from allranks.runner.earlier_runs import cache_files, keep_cache
 
 
 def write(path, text):
@@ -9,19 +9,19 @@ def write(path, text):
     path.write_text(text)
 
 
-def test_a_first_job_has_no_cache_to_take_along(tmp_path):
-    assert list(carried_files(tmp_path / "none", tmp_path)) == []
+def test_a_first_job_has_no_cache(tmp_path):
+    assert list(cache_files(tmp_path / "none", tmp_path)) == []
 
 
-def test_what_one_job_leaves_the_next_one_takes_along(tmp_path):
+def test_the_next_job_gets_the_cache_of_the_last_one(tmp_path):
     write(tmp_path / "results/pytest-cache/v/cache/lastfailed", "{}")
     keep_cache(tmp_path / "results", tmp_path / "cache")
-    [copy] = carried_files(tmp_path / "cache", tmp_path)
+    [copy] = cache_files(tmp_path / "cache", tmp_path)
     assert copy == FileCopy(source=tmp_path / "cache", target=Path("pytest-cache/v"), root=tmp_path)
     assert (tmp_path / "cache/cache/lastfailed").read_text() == "{}"
 
 
-def test_a_jobs_results_do_not_keep_the_cache(tmp_path):
+def test_the_cache_is_moved_out_of_a_jobs_results(tmp_path):
     write(tmp_path / "results/pytest-cache/v/cache/lastfailed", "{}")
     write(tmp_path / "results/pytest-cache/README.md", "about the cache")
     keep_cache(tmp_path / "results", tmp_path / "cache")
@@ -29,20 +29,20 @@ def test_a_jobs_results_do_not_keep_the_cache(tmp_path):
     assert not (tmp_path / "cache/README.md").exists()
 
 
-def test_a_later_job_replaces_values(tmp_path):
+def test_a_later_job_replaces_cached_values(tmp_path):
     write(tmp_path / "cache/cache/lastfailed", "old")
     write(tmp_path / "results/pytest-cache/v/cache/lastfailed", "new")
     keep_cache(tmp_path / "results", tmp_path / "cache")
     assert (tmp_path / "cache/cache/lastfailed").read_text() == "new"
 
 
-def test_a_job_that_came_to_nothing_leaves_the_cache_as_it_was(tmp_path):
+def test_a_job_without_a_cache_does_not_change_it(tmp_path):
     write(tmp_path / "cache/cache/lastfailed", "old")
     keep_cache(tmp_path / "results", tmp_path / "cache")
     assert (tmp_path / "cache/cache/lastfailed").read_text() == "old"
 
 
-def test_a_link_in_a_jobs_cache_leads_nowhere(tmp_path):
+def test_symlinks_in_a_jobs_cache_are_not_followed(tmp_path):
     write(tmp_path / "secret", "secret")
     (tmp_path / "results/pytest-cache/v").mkdir(parents=True)
     (tmp_path / "results/pytest-cache/v/link").symlink_to(tmp_path / "secret")

@@ -1,4 +1,4 @@
-"""Which kind of console a run gets."""
+"""The choice of the console for a run."""
 
 import io
 import re
@@ -37,13 +37,13 @@ class Terminal(io.StringIO):
     ],
     ids=["terminal", "pipe", "dumb terminal", "no terminal is named", "output is streamed"],
 )
-def test_a_table_is_for_a_person_at_a_terminal(lines, stream, environ, arguments, kind):
+def test_only_a_terminal_gets_a_table(lines, stream, environ, arguments, kind):
     with console_for(lines, arguments, environ, stream) as console:
         assert type(console) is kind
 
 
 @pytest.mark.parametrize("detail", ["quiet", "verbose"])
-def test_how_much_is_printed_reaches_the_view_and_a_quiet_run_has_no_table(lines, detail):
+def test_a_quiet_run_has_no_table(lines, detail):
     with console_for(lines, [], XTERM, Terminal(), detail) as console, console.watch(["cell/s"]) as live:
         assert live.detail == detail
         assert isinstance(console, TerminalConsole) == (detail == "verbose")
@@ -67,38 +67,38 @@ def test_how_much_is_printed_reaches_the_view_and_a_quiet_run_has_no_table(lines
         ("-k", False),
     ],
 )
-def test_what_streams_output_is_known_as_pytest_knows_it(arguments, expected):
+def test_streamed_output_is_detected_like_in_pytest(arguments, expected):
     assert is_streamed(arguments.split()) is expected
 
 
-def test_a_run_whose_lines_go_to_a_file_says_what_it_says(lines, tmp_path):
+def test_a_plain_console_prints_all_lines(lines, tmp_path):
     (tmp_path / "rank-0.xml").write_text("<testsuites><testsuite/></testsuites>")
     with console_for(lines, environ={}) as console:
         with console.watch(["cell/s"]) as live:
             assert type(live) is RunListener
-            live.job_is("cell/s", "preparing", (0,))
+            live.set_state("cell/s", "preparing", (0,))
         console.annotate(merge(tmp_path, InputRule(world_size=1)))
     assert lines == []
 
 
 @pytest.mark.parametrize("environ", [{}, {"GITHUB_ACTIONS": "true"}], ids=["a log", "a workflow's log"])
 def test_a_hang_is_visible_in_a_log_while_it_lasts(lines, make_spec, environ):
-    spec, tests, told = make_spec(), Tests(), threading.Event()
+    spec, tests, printed = make_spec(), Tests(), threading.Event()
     limits = TimeLimits(process_group=0.1, test=300, job=900, peer_grace=3)
 
     def say(line):
         lines(line)
         if "slow" in line:
-            told.set()
+            printed.set()
 
     with console_for(say, environ=environ) as console, console.watch([spec.job_id]) as live:
         live.job_started(replace(spec, agent=replace(spec.agent, limits=limits)), tests)
-        tests.note(TestStarted(nodeid="suite/test_a.py::test_hang"))
-        assert told.wait(20)
+        tests.update(TestStarted(nodeid="suite/test_a.py::test_hang"))
+        assert printed.wait(20)
     assert f"{spec.job_id}: slow: suite/test_a.py::test_hang has been running for 0 s" in lines
 
 
-def test_no_text_of_a_test_gives_orders_to_the_terminal(lines):
+def test_control_sequences_of_tests_are_escaped(lines):
     for environ in ({}, {"GITHUB_ACTIONS": "true"}):
         with console_for(lines, environ=environ) as console, console.watch(["cell/s"]) as live:
             live.take("cell/s", failed("t[\x9b2J]", 1, "\x1b]0;owned\x07\x1b[2Jno \x1b[31mred"))

@@ -1,10 +1,10 @@
 import pytest
 
-from allranks.runner.combined_coverage import CoverageOptions, wishes_of
+from allranks.runner.combined_coverage import CoverageOptions, parse_options
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wishes"),
+    ("arguments", "options"),
     [
         ("--cov=a", CoverageOptions()),
         ("--cov-report=xml", CoverageOptions(reports=(("xml", ""),))),
@@ -15,5 +15,5 @@ from allranks.runner.combined_coverage import CoverageOptions, wishes_of
         ("--cov-config own.rc", CoverageOptions(config="own.rc")),
     ],
 )
-def test_what_arguments_ask_for(arguments, wishes):
-    assert wishes_of(["--cov", *arguments.split()]) == wishes
+def test_options_are_parsed(arguments, options):
+    assert parse_options(["--cov", *arguments.split()]) == options

@@ -1,4 +1,4 @@
-"""A job whose output is damaged, at each byte of it: never green where it was not, and no other job's business."""
+"""A job with damaged output, at each byte: it never passes if it did not pass before, and no other job is affected."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -45,12 +45,12 @@ FAILING = stream_of(
     failed(BAD, 1, "no"),
     FINISHED,
 )
-WHOLE = stream_of(BEGUN, Collected(tests=(GOOD,)), passed(GOOD, 0, 1), FINISHED)
+WHOLE_JOB = stream_of(BEGUN, Collected(tests=(GOOD,)), passed(GOOD, 0, 1), FINISHED)
 
 
 @dataclass
 class StreamingEngine(StandIn):
-    """An engine whose jobs write what a test has them write, in pieces of a few bytes.
+    """An engine whose jobs write given streams, in pieces of a few bytes.
 
     Attributes:
         streams: By the name of the suite.
@@ -79,9 +79,9 @@ class StreamingJob:
 
     def wait(self, sink):
         stream = RecordReader()
-        for place in range(0, len(self.data), 97):
-            for said in stream.feed(self.data[place : place + 97]):
-                sink(0, said)
+        for offset in range(0, len(self.data), 97):
+            for record in stream.feed(self.data[offset : offset + 97]):
+                sink(0, record)
         return JobExit(status=0)
 
     def collect(self, results):
@@ -90,7 +90,7 @@ class StreamingJob:
 
 @pytest.fixture
 def green(matrix, jobs, make_folder, lines):
-    """Runs jobs that write these streams, in one run; whether each came to nothing bad, by their places."""
+    """Runs jobs that write these streams, in one run; returns whether each passed."""
     runs = 0
 
     def run(streams):
@@ -109,35 +109,35 @@ def green(matrix, jobs, make_folder, lines):
     return run
 
 
-def damaged(data, place, change):
-    """The stream with one byte of it flipped, lost or added, or cut off there."""
+def damaged(data, offset, change):
+    """The stream with one byte flipped, removed or added, or truncated at the offset."""
     match change:
         case "flip":
-            return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+            return data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]
         case "lose":
-            return data[:place] + data[place + 1 :]
+            return data[:offset] + data[offset + 1 :]
         case "add":
-            return data[:place] + b"1" + data[place:]
+            return data[:offset] + b"1" + data[offset:]
         case "cut":
-            return data[:place]
+            return data[:offset]
 
 
 @pytest.mark.parametrize("change", quick(2, ["flip", "cut", "lose", "add"]))
-def test_one_damaged_byte_betters_nothing_and_is_no_other_jobs_business(green, change):
-    streams = [damaged(FAILING, place, change) for place in range(len(FAILING))]
-    *greens, whole, failing = green([*streams, WHOLE, FAILING])
+def test_one_damaged_byte_never_turns_a_failure_into_a_pass_or_affects_other_jobs(green, change):
+    streams = [damaged(FAILING, offset, change) for offset in range(len(FAILING))]
+    *greens, whole, failing = green([*streams, WHOLE_JOB, FAILING])
     assert (whole, failing) == (True, False)
-    assert [place for place, is_green in enumerate(greens) if is_green] == []
+    assert [offset for offset, is_green in enumerate(greens) if is_green] == []
 
 
-def test_a_stream_without_a_list_of_tests_is_not_green(green):
-    assert green([stream_of(BEGUN, FINISHED), WHOLE]) == [False, True]
+def test_a_stream_without_a_list_of_tests_does_not_pass(green):
+    assert green([stream_of(BEGUN, FINISHED), WHOLE_JOB]) == [False, True]
 
 
 @pytest.mark.parametrize("has_journal", [True, False])
 @pytest.mark.parametrize("rank", [0, 7])
-def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path, rank, has_journal):
-    assert green([WHOLE]) == [True]
+def test_changed_rank_xml_contradicts_the_record(green, tmp_path, rank, has_journal):
+    assert green([WHOLE_JOB]) == [True]
     [attempt] = (tmp_path / "results" / "r1").glob("cells/*/*/attempt-1")
     written = (attempt / "rank-0.xml").read_text()
     (attempt / f"rank-{rank}.xml").write_text(written.replace("<testcase ", '<testcase file="t.py" '))
@@ -148,8 +148,8 @@ def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path
     assert f"rank-{rank}.xml is not the file that allranks wrote" in merged.junit.read_text()
 
 
-def test_a_journal_that_was_changed_contradicts_what_was_recorded(green, tmp_path):
-    assert green([WHOLE]) == [True]
+def test_a_changed_journal_contradicts_the_record(green, tmp_path):
+    assert green([WHOLE_JOB]) == [True]
     [journal] = (tmp_path / "results" / "r1").glob(f"cells/*/*/attempt-1/{JOURNAL}")
     journal.write_text(journal.read_text().replace('"at":', '"at": '))
     merged = merge(tmp_path / "results" / "r1", environ={})
@@ -168,7 +168,7 @@ edits = st.one_of(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 @pytest.mark.thorough
-def test_no_damage_at_all_betters_anything(green, data):
+def test_no_damage_turns_a_failure_into_a_pass(green, data):
     streams = []
     for _ in range(20):
         text = FAILING
@@ -176,6 +176,6 @@ def test_no_damage_at_all_betters_anything(green, data):
             start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
             text = data.draw(edits)(text, start, end)
         streams.append(text)
-    *greens, whole = green([*streams, WHOLE])
+    *greens, whole = green([*streams, WHOLE_JOB])
     assert whole
     assert not any(greens), [text for text, is_green in zip(streams, greens, strict=True) if is_green]

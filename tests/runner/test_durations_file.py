@@ -1,4 +1,4 @@
-"""The file of durations: what it looks like, and what becomes of one that cannot be used."""
+"""The file of durations, valid and unusable."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +16,15 @@ DURATIONS = st.dictionaries(
 ONE = {"rpc": {"gloo": {"t::a": 1.5}}}
 
 FOREIGN = [
-    ("<<<<<<< ours\n{}\n", "holds no durations of allranks (JSONDecodeError"),
-    ("[]", "holds no durations of allranks"),
-    ('{"name": "a package"}', "holds no durations of allranks (KeyError: 'schema')"),
-    ('{"schema": 1, "seconds": {"rpc": 1}}', "holds no durations of allranks"),
-    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": "long"}}}}', "'long' is no number of seconds"),
-    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": -1}}}}', "-1 is no number of seconds"),
-    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": NaN}}}}', "nan is no number of seconds"),
+    ("<<<<<<< ours\n{}\n", "is not a file of durations (JSONDecodeError"),
+    ("[]", "is not a file of durations"),
+    ('{"name": "a package"}', "is not a file of durations (KeyError: 'schema')"),
+    ('{"schema": 1, "seconds": {"rpc": 1}}', "is not a file of durations"),
+    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": "long"}}}}', "'long' is not a number of seconds"),
+    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": -1}}}}', "-1 is not a number of seconds"),
+    ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": NaN}}}}', "nan is not a number of seconds"),
     ('{"schema": 2, "seconds": {}}', "is of schema 2, and this allranks reads schema 1"),
-    ("[" * 100_000, "holds no durations of allranks"),
+    ("[" * 100_000, "is not a file of durations"),
 ]
 
 
@@ -41,102 +41,104 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def said():
+def messages():
     return []
 
 
 @given(DURATIONS)
-def test_what_is_written_is_read_again(durations):
+def test_written_durations_can_be_read(durations):
     assert parse(render(durations)) == durations
 
 
 @given(DURATIONS, st.randoms())
-def test_the_file_says_the_same_in_whatever_order_it_was_measured(durations, random):
+def test_the_file_does_not_depend_on_the_order_of_measurements(durations, random):
     def shuffled(value):
         if not isinstance(value, dict):
             return value
-        items = [(key, shuffled(each)) for key, each in value.items()]
+        items = [(key, shuffled(item)) for key, item in value.items()]
         random.shuffle(items)
         return dict(items)
 
     assert render(shuffled(durations)) == render(durations)
 
 
-def test_each_test_is_a_line_so_that_versions_can_be_compared():
+def test_each_test_has_its_own_line_for_diffs():
     assert '    "t::a": 1.5\n' in render(ONE)
     assert json.loads(render(ONE))["schema"] == 1
 
 
-def test_nothing_is_known_where_there_is_no_file_yet_and_nothing_is_said(path, said):
-    assert read_durations(path, said.append) == {}
-    assert said == []
+def test_a_missing_file_is_empty_without_a_message(path, messages):
+    assert read_durations(path, messages.append) == {}
+    assert messages == []
 
 
-def test_the_first_run_makes_the_file_and_leaves_nothing_beside_it(path, said):
-    keep_durations(path, ONE, said.append)
-    assert read_durations(path, said.append) == ONE
+def test_the_first_run_writes_only_the_file(path, messages):
+    keep_durations(path, ONE, messages.append)
+    assert read_durations(path, messages.append) == ONE
     assert [each.name for each in path.parent.iterdir()] == [path.name]
-    assert said == []
+    assert messages == []
 
 
-def test_a_run_that_measured_nothing_makes_no_file(path, said):
-    keep_durations(path, {"rpc": {"gloo": {}}}, said.append)
+def test_a_run_without_measurements_writes_no_file(path, messages):
+    keep_durations(path, {"rpc": {"gloo": {}}}, messages.append)
     assert not path.exists()
 
 
-def test_a_later_run_adds_what_it_measured(path, said):
-    keep_durations(path, ONE, said.append)
-    keep_durations(path, {"rpc": {"nccl": {"t::a": 2.0}}}, said.append)
-    assert read_durations(path, said.append) == {"rpc": {"gloo": {"t::a": 1.5}, "nccl": {"t::a": 2.0}}}
+def test_a_later_run_adds_its_measurements(path, messages):
+    keep_durations(path, ONE, messages.append)
+    keep_durations(path, {"rpc": {"nccl": {"t::a": 2.0}}}, messages.append)
+    assert read_durations(path, messages.append) == {"rpc": {"gloo": {"t::a": 1.5}, "nccl": {"t::a": 2.0}}}
 
 
-def test_a_run_that_changes_nothing_does_not_touch_the_file(path, said):
-    keep_durations(path, ONE, said.append)
+def test_a_run_that_changes_nothing_does_not_touch_the_file(path, messages):
+    keep_durations(path, ONE, messages.append)
     before = path.stat()
-    keep_durations(path, {"rpc": {"gloo": {"t::a": 1.6}}}, said.append)
+    keep_durations(path, {"rpc": {"gloo": {"t::a": 1.6}}}, messages.append)
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_runs_that_end_at_once_lose_nothing(path, said):
+def test_concurrent_runs_lose_no_measurements(path, messages):
     news = [{"rpc": {"gloo": {f"t::{number}": 1.0}}} for number in range(20)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda new: keep_durations(path, new, said.append), news))
-    assert len(read_durations(path, said.append)["rpc"]["gloo"]) == 20
-    assert said == []
+        list(pool.map(lambda new: keep_durations(path, new, messages.append), news))
+    assert len(read_durations(path, messages.append)["rpc"]["gloo"]) == 20
+    assert messages == []
 
 
 @pytest.mark.parametrize(("text", "words"), FOREIGN)
-def test_a_file_that_cannot_be_used_is_said_and_left_out(path, said, text, words):
+def test_an_unusable_file_is_reported_and_ignored(path, messages, text, words):
     path.write_text(text)
-    assert read_durations(path, said.append) == {}
-    [line] = said
+    assert read_durations(path, messages.append) == {}
+    [line] = messages
     assert words in line
-    assert line.startswith(f"{path} is left out: it ")
-    assert "remove it to begin anew" in line
+    assert line.startswith(f"{path} is ignored: it ")
+    assert "Remove the file to start a new one" in line
 
 
 @pytest.mark.parametrize(("text", "words"), FOREIGN)
-def test_a_file_that_is_not_ours_is_never_overwritten(path, said, text, words):
+def test_a_file_of_another_format_is_never_overwritten(path, messages, text, words):
     path.write_text(text)
-    keep_durations(path, ONE, said.append)
+    keep_durations(path, ONE, messages.append)
     assert path.read_text() == text
-    [line] = said
+    [line] = messages
     assert words in line
-    assert line.startswith(f"{path} was not renewed")
+    assert line.startswith(f"{path} was not update")
 
 
-def test_a_file_of_bytes_that_are_no_text_is_left_out(path, said):
+def test_a_binary_file_is_ignored(path, messages):
     path.write_bytes(b"\xff\xfe\x00")
-    assert read_durations(path, said.append) == {}
-    assert "cannot be read" in said[0]
+    assert read_durations(path, messages.append) == {}
+    assert "cannot be read" in messages[0]
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, said):
-    keep_durations(tmp_path / "gone" / "durations.json", ONE, said.append)
-    assert said == [f"{tmp_path}/gone/durations.json was not renewed by what this run took: No such file or directory."]
+def test_a_folder_that_cannot_be_written_is_reported_and_not_an_error(tmp_path, messages):
+    keep_durations(tmp_path / "gone" / "durations.json", ONE, messages.append)
+    assert messages == [
+        f"{tmp_path}/gone/durations.json was not updated with the durations of this run: No such file or directory."
+    ]
 
 
-def test_a_file_that_says_nothing_is_one_to_begin_with():
+def test_an_empty_file_is_valid():
     assert parse("\n") == {}
     with pytest.raises(DurationsError):
         parse("null")

@@ -1,3 +1,5 @@
+"""The folder of a run: its manifest, and who owns its jobs."""
+
 import fcntl
 import json
 import subprocess
@@ -10,9 +12,9 @@ import allranks
 from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.matrix.declaration import load
 from allranks.ownership import own_run
-from allranks.report.run_files import JobRecord, Manifest, as_json
+from allranks.report.run_files import DroppedCells, JobRecord, JudgingPolicy, Manifest, as_json
 from allranks.runner import results_folder as schedule_folder
-from allranks.runner.results_folder import facts_of, new_run_id, open_run, own_party, take_jobs, write_json
+from allranks.runner.results_folder import claim_jobs, facts_of, invocation_id, new_run_id, open_run, write_json
 
 JOIN = """
 import sys
@@ -54,6 +56,17 @@ def test_manifest_announces_jobs_and_their_cells_before_any_runs(make_folder, jo
     assert len(manifest["jobs"]) == len(jobs)
 
 
+def test_every_rule_that_dropped_cells_is_in_the_manifest_with_its_reason(repository):
+    assert facts_of(load(repository)).dropped == (
+        DroppedCells(rule="backend == 'nccl' and gpu_count != world_size", reason="a GPU for each rank", count=4),
+        DroppedCells(rule="backend == 'gloo' and gpu_count > 0", reason="gloo is tested on CPU tensors", count=4),
+    )
+
+
+def test_an_unset_policy_is_not_in_the_manifest(repository):
+    assert facts_of(load(repository)).policy == JudgingPolicy()
+
+
 def test_a_manifest_has_the_matrix_files_folder_in_its_repository(repository, tmp_path, monkeypatch):
     assert facts_of(load(repository)).folder == ""
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
@@ -62,7 +75,7 @@ def test_a_manifest_has_the_matrix_files_folder_in_its_repository(repository, tm
     assert facts_of(load(repository)).folder == ""
 
 
-def test_a_manifest_has_the_commit_and_says_if_files_differ_from_it(repository):
+def test_a_manifest_has_the_commit_and_whether_it_is_dirty(repository):
     def git(*arguments):
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
         done = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
@@ -89,7 +102,7 @@ def test_a_manifest_has_the_commit_and_says_if_files_differ_from_it(repository):
         (["run", "--"], "allranks run"),
     ],
 )
-def test_the_command_in_a_manifest_has_none_of_the_words_for_pytest(repository, monkeypatch, words, shown):
+def test_the_command_in_a_manifest_omits_pytests_arguments(repository, monkeypatch, words, shown):
     monkeypatch.setattr(sys, "argv", ["/venv/bin/allranks", *words])
     assert facts_of(load(repository)).command == shown
 
@@ -108,7 +121,7 @@ def test_a_session_that_joins_adds_its_jobs_once(make_folder, jobs):
     assert manifest["seed"] == 7
 
 
-def test_processes_that_join_at_once_lose_no_job(repository, tmp_path, jobs):
+def test_processes_that_join_concurrently_lose_no_job(repository, tmp_path, jobs):
     results = tmp_path / "results"
     commands = [[sys.executable, "-c", JOIN, str(repository), str(results), str(number)] for number in range(len(jobs))]
     running = [subprocess.Popen(command) for command in commands]
@@ -143,14 +156,14 @@ from pathlib import Path
 from allranks import ownership
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
-from allranks.runner.results_folder import take_jobs
+from allranks.runner.results_folder import claim_jobs
 
 ownership.lock_folder = lambda: Path(sys.argv[1])
 expansion = load(Path(sys.argv[2]))
 jobs = [job for job in plan(expansion.matrix, expansion.cells) if job.cell.id in sys.argv[5:]]
 with ownership.own_run("r1") as owned:
     try:
-        take_jobs(Path(sys.argv[3]), owned, jobs, print, party=sys.argv[4], goes_on=False)
+        claim_jobs(Path(sys.argv[3]), owned, jobs, print, invocation=sys.argv[4], resuming=False)
     except Exception as error:
         print(error, flush=True)
     else:
@@ -163,11 +176,17 @@ ONE, OTHER = "gloo-w1-g0-env", "gloo-w2-g0-env"
 
 @pytest.fixture
 def elsewhere(locks, repository, tmp_path):
-    """Have another process take jobs, and keep them until its standard input ends; it and its first line."""
+    """Start a process that claims jobs until its standard input ends; return it and its first line of output."""
     with ExitStack() as stack:
 
-        def take(party, *cells):
-            command = [sys.executable, "-c", OWN, *map(str, (locks, repository, tmp_path / "results", party)), *cells]
+        def take(invocation, *cells):
+            command = [
+                sys.executable,
+                "-c",
+                OWN,
+                *map(str, (locks, repository, tmp_path / "results", invocation)),
+                *cells,
+            ]
             process = stack.enter_context(
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             )
@@ -179,18 +198,25 @@ def elsewhere(locks, repository, tmp_path):
 
 @pytest.fixture
 def take(tmp_path, jobs, lines, locks):
-    """Take jobs as a party, for as long as the run is owned afterwards."""
+    """Claim jobs for an invocation until the test ends."""
     assert locks
     with ExitStack() as stack:
 
-        def take(party, *cells, goes_on=False, say=lines):
+        def take(invocation, *cells, resuming=False, say=lines):
             owned = stack.enter_context(own_run("r1"))
-            take_jobs(tmp_path / "results", owned, [jobs[cell] for cell in cells], say, party=party, goes_on=goes_on)
+            claim_jobs(
+                tmp_path / "results",
+                owned,
+                [jobs[cell] for cell in cells],
+                say,
+                invocation=invocation,
+                resuming=resuming,
+            )
 
         yield take
 
 
-def test_two_parties_never_own_one_job_at_once_and_who_is_refused_has_none(take, elsewhere):
+def test_two_invocations_never_own_the_same_job(take, elsewhere):
     _, first = elsewhere("a", ONE)
     assert first == "taken"
     with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 is being run by another process") as refused:
@@ -201,31 +227,31 @@ def test_two_parties_never_own_one_job_at_once_and_who_is_refused_has_none(take,
     assert elsewhere("c", OTHER)[1] == "taken"
 
 
-def test_going_on_does_not_take_what_a_living_owner_has(take, elsewhere):
+def test_resuming_does_not_claim_jobs_of_a_living_owner(take, elsewhere):
     elsewhere("a", ONE)
     with pytest.raises(UsageError, match="is being run"):
-        take("b", ONE, goes_on=True)
+        take("b", ONE, resuming=True)
 
 
-def test_what_another_party_has_run_is_not_run_again_unless_it_is_gone_on_with(take, make_folder, jobs, elsewhere):
+def test_a_job_of_another_invocation_runs_again_only_if_the_run_is_resumed(take, make_folder, jobs, elsewhere):
     process, _ = elsewhere("a", ONE)
     make_folder([jobs[ONE]]).new_attempt(jobs[ONE])
     process.kill()
     process.wait()
-    with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 has been run already"):
+    with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 has already been run"):
         take("b", ONE, OTHER)
     take("c", OTHER)
-    take("d", ONE, goes_on=True)
+    take("d", ONE, resuming=True)
 
 
-def test_what_was_taken_and_never_begun_is_free_when_its_owner_is_dead(take, elsewhere):
+def test_a_claimed_job_that_never_began_is_free_when_its_owner_is_dead(take, elsewhere):
     process, _ = elsewhere("a", ONE)
     process.kill()
     process.wait()
     take("b", ONE)
 
 
-def test_sessions_of_one_nox_run_different_jobs_at_once_and_one_job_after_the_other(
+def test_sessions_of_one_invocation_run_different_jobs_concurrently_and_the_same_job_in_turn(
     take, elsewhere, make_folder, jobs, lines
 ):
     process, _ = elsewhere("nox", ONE)
@@ -237,14 +263,14 @@ def test_sessions_of_one_nox_run_different_jobs_at_once_and_one_job_after_the_ot
         process.stdin.close()
 
     take("nox", ONE, say=say)
-    assert lines == [f"waiting for {ONE}/tiny: another session of this nox command runs it"]
+    assert lines == [f"waiting for {ONE}/tiny: another session of this nox command is running it"]
 
 
-def test_a_party_of_its_own_is_who_has_no_nox(monkeypatch):
-    monkeypatch.delenv("ALLRANKS_PARTY", raising=False)
-    assert own_party() != own_party()
-    monkeypatch.setenv("ALLRANKS_PARTY", "nox")
-    assert own_party() == "nox"
+def test_a_process_without_nox_is_an_invocation_of_its_own(monkeypatch):
+    monkeypatch.delenv("ALLRANKS_INVOCATION_ID", raising=False)
+    assert invocation_id() != invocation_id()
+    monkeypatch.setenv("ALLRANKS_INVOCATION_ID", "nox")
+    assert invocation_id() == "nox"
 
 
 def test_owners_that_cannot_be_read_are_an_error_that_names_the_folder(take, make_folder):
@@ -263,7 +289,7 @@ def test_attempts_are_numbered_and_never_overwritten(make_folder, jobs):
     assert (first[1] / "kept").read_text() == "kept"
 
 
-def test_latest_leads_to_the_newest_run_from_wherever_results_are_moved_to(make_folder, tmp_path):
+def test_latest_points_to_the_newest_run_even_if_results_are_moved(make_folder, tmp_path):
     make_folder(run_id="r1")
     make_folder(run_id="r2")
     link = tmp_path / "results" / "latest"
@@ -271,13 +297,13 @@ def test_latest_leads_to_the_newest_run_from_wherever_results_are_moved_to(make_
     assert (link / "run.json").exists()
 
 
-def test_no_draft_is_left_behind(make_folder, tmp_path):
+def test_no_temporary_files_remain(make_folder, tmp_path):
     make_folder()
     names = {path.name for path in (tmp_path / "results").rglob("*")}
     assert names == {"r1", "latest", "run.json", ".manifest.lock"}
 
 
-def test_results_that_cannot_be_a_folder_are_an_error_that_names_them(tmp_path):
+def test_unusable_results_folders_are_errors_that_name_them(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError) as error:
         open_run(tmp_path / "file", "r1", [], Manifest(run_id=""), None)
@@ -304,7 +330,7 @@ def test_an_attempt_that_cannot_be_made_is_an_error(make_folder, jobs):
         folder.new_attempt(jobs["gloo-w1-g0-env"])
 
 
-def test_json_is_there_whole_or_not_at_all(tmp_path):
+def test_json_is_written_atomically(tmp_path):
     write_json(tmp_path / "a.json", {"a": 1})
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {"a": object()})
@@ -312,9 +338,9 @@ def test_json_is_there_whole_or_not_at_all(tmp_path):
 
 
 @pytest.mark.parametrize(("engine", "is_free"), [("", True), ("docker", False)])
-def test_a_job_that_a_machine_refused_is_anyones_and_one_that_had_an_engine_is_not(take, tmp_path, engine, is_free):
+def test_a_rejected_job_can_be_claimed_and_one_that_had_an_engine_cannot(take, tmp_path, engine, is_free):
     attempt = tmp_path / "results" / "r1" / "cells" / ONE / "tiny" / "attempt-1"
     attempt.mkdir(parents=True)
     write_json(attempt / "job.json", as_json(JobRecord(world_size=1, engine=engine)))
-    with nullcontext() if is_free else pytest.raises(UsageError, match="has been run already"):
+    with nullcontext() if is_free else pytest.raises(UsageError, match="has already been run"):
         take("a", ONE)

@@ -1,4 +1,4 @@
-"""The GPU pool alone: leases, sick GPUs, and its place in the host-wide queue."""
+"""The GPU pool: leases, unhealthy GPUs, and the host-wide queue."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def pool():
     return GpuPool(GPUS, "r1")
 
 
-def test_a_lease_takes_all_that_is_asked_for_or_nothing(pool):
+def test_a_lease_has_all_requested_gpus_or_none(pool):
     with pool.lease(1, "job") as lease:
         assert lease.gpus == ("GPU-a",)
         assert pool.count_free() == 1
@@ -24,15 +24,15 @@ def test_a_lease_takes_all_that_is_asked_for_or_nothing(pool):
     assert pool.count_free() == 2
 
 
-def test_a_sick_gpu_is_leased_no_more(pool):
-    pool.report_sick(["GPU-a"])
-    assert (pool.healthy, pool.count_free(), pool.sick_among(GPUS)) == (("GPU-b",), 1, ["GPU-a"])
+def test_an_unhealthy_gpu_is_not_leased(pool):
+    pool.report_unhealthy(["GPU-a"])
+    assert (pool.healthy, pool.count_free(), pool.unhealthy_among(GPUS)) == (("GPU-b",), 1, ["GPU-a"])
     assert pool.lease(2, "job") is None
     with pool.lease(1, "job") as lease:
         assert lease.gpus == ("GPU-b",)
 
 
-def test_a_lease_ends_the_wait_of_its_own_job_alone(pool):
+def test_a_lease_ends_only_the_wait_of_its_own_job(pool):
     other = GpuPool(GPUS, "r2")
     pool.wait_in_queue("large")
     assert (other.count_free(), other.lease(1, "job")) == (0, None)
@@ -49,7 +49,7 @@ def test_a_pool_that_leaves_the_queue_leaves_the_gpus_to_others(pool):
     assert GpuPool(GPUS, "r2").count_free() == 2
 
 
-def test_a_gpu_is_checked_once_for_each_python(pool):
+def test_a_gpu_is_checked_once_in_each_environment(pool):
     one, two = JobEnvironment(image="one"), JobEnvironment(image="two")
     pool.report_checked(["GPU-a"], one)
     assert (pool.unchecked(GPUS, one), pool.unchecked(GPUS, two)) == (["GPU-b"], ["GPU-a", "GPU-b"])

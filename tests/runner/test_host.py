@@ -13,7 +13,7 @@ from allranks.engines.registry import engines_here
 from allranks.errors import EngineError, ImageError
 from allranks.images import docker_client as engine_daemon
 from allranks.interruption import check
-from allranks.runner.host import _ForHost, choose_host, gpus_here
+from allranks.runner.host import _EnvironmentCache, choose_host, gpus_here
 
 
 class Client:
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 
 @pytest.fixture(autouse=True)
 def left(monkeypatch, tmp_path):
-    """No GPU, no daemon's socket, no DOCKER_HOST; engines that find what a test says that dead runs left."""
+    """A host without GPUs, Docker socket and DOCKER_HOST; a test sets the leftovers that engines find."""
     dead: dict[str, list[str]] = {}
 
     def clean_up(self, *, is_dry_run=False):  # noqa: ARG001
@@ -57,7 +57,7 @@ def dead_daemon(monkeypatch):
 
 
 @pytest.mark.usefixtures("daemon")
-def test_without_the_sdk_auto_is_processes_and_docker_is_refused(matrix, lines, monkeypatch):
+def test_without_the_docker_sdk_auto_is_process_and_docker_is_an_error(matrix, lines, monkeypatch):
     monkeypatch.setitem(sys.modules, "allranks.images.docker_client", None)
     assert choose_host("auto", matrix, lines).engine.name == "process"
     assert lines[0].startswith("engine: process (the Docker SDK for Python is not installed: import of allranks.images")
@@ -66,56 +66,56 @@ def test_without_the_sdk_auto_is_processes_and_docker_is_refused(matrix, lines, 
         choose_host("docker", matrix, lines)
 
 
-def test_auto_without_a_socket_is_processes_and_says_why(matrix, lines, tmp_path):
+def test_auto_without_a_socket_is_process_with_the_reason(matrix, lines, tmp_path):
     assert choose_host("auto", matrix, lines).engine.name == "process"
     assert lines == [f"engine: process (no Docker daemon: there is no {tmp_path}/docker.sock); GPUs: none"]
 
 
 @pytest.mark.usefixtures("dead_daemon")
-def test_auto_with_a_daemon_that_does_not_answer_is_processes_and_says_why(matrix, lines):
+def test_auto_with_an_unreachable_daemon_is_process_with_the_reason(matrix, lines):
     assert choose_host("auto", matrix, lines).engine.name == "process"
     assert lines == ["engine: process (no Docker daemon answers: connection refused); GPUs: none"]
 
 
 @pytest.mark.usefixtures("daemon")
-def test_the_host_of_containers_is_the_daemons(matrix, lines):
+def test_the_capacity_of_docker_is_that_of_the_daemons_host(matrix, lines):
     host = choose_host("docker", matrix, lines)
     assert (host.cores, host.memory) == (64, 256 << 10)
 
 
-def test_the_host_of_processes_is_this_one(matrix, lines):
+def test_the_capacity_of_process_is_that_of_this_host(matrix, lines):
     host = choose_host("process", matrix, lines)
     assert host.cores == len(os.sched_getaffinity(0))
     assert host.memory > 256
 
 
 @pytest.mark.usefixtures("daemon")
-def test_auto_with_a_daemon_is_containers_and_says_why(matrix, lines):
+def test_auto_with_a_daemon_is_docker_with_the_reason(matrix, lines):
     assert choose_host("auto", matrix, lines).engine.name == "docker"
     assert lines == ["engine: docker (a Docker daemon answers); GPUs: none"]
 
 
 @pytest.mark.usefixtures("daemon")
-def test_auto_is_processes_where_no_image_is_declared(matrix, lines):
+def test_auto_without_declared_images_is_process(matrix, lines):
     assert choose_host("auto", replace(matrix, images={}), lines).engine.name == "process"
     assert lines == ["engine: process (the matrix file has no [images]); GPUs: none"]
 
 
 @pytest.mark.usefixtures("daemon")
-def test_a_daemon_elsewhere_needs_no_socket_here(matrix, lines, monkeypatch, tmp_path):
+def test_a_remote_daemon_needs_no_local_socket(matrix, lines, monkeypatch, tmp_path):
     monkeypatch.setattr(docker, "_SOCKET", tmp_path / "nothing")
     monkeypatch.setenv("DOCKER_HOST", "ssh://far")
     assert choose_host("auto", matrix, lines).engine.name == "docker"
 
 
 @pytest.mark.usefixtures("daemon")
-def test_processes_that_were_asked_for_are_taken_whatever_else_is_there(matrix, lines):
+def test_a_requested_process_engine_is_always_used(matrix, lines):
     assert choose_host("process", matrix, lines).engine.name == "process"
     assert "(asked for)" in lines[0]
 
 
 @pytest.mark.usefixtures("dead_daemon")
-def test_containers_that_were_asked_for_are_never_replaced(matrix, lines):
+def test_a_requested_docker_engine_is_never_replaced(matrix, lines):
     with pytest.raises(EngineError, match="No Docker daemon answers"):
         choose_host("docker", matrix, lines)
 
@@ -126,13 +126,13 @@ def test_gpus_of_the_host_are_counted(matrix, lines, monkeypatch):
     assert lines[0].endswith("GPUs: 2")
 
 
-def test_what_dead_runs_left_is_removed_and_named(matrix, lines, left):
+def test_leftovers_of_dead_runs_are_removed_and_named(matrix, lines, left):
     left["process"] = ["process 12"]
     choose_host("process", matrix, lines)
     assert lines[1:] == ["removed process 12, left by a dead run"]
 
 
-def test_cleaning_up_covers_processes_always_and_containers_where_a_daemon_answers(monkeypatch):
+def test_clean_up_covers_processes_and_if_a_daemon_answers_containers(monkeypatch):
     assert [engine.name for engine in engines_here()] == ["process"]
     monkeypatch.setattr(docker, "_SOCKET", Path("/"))
     monkeypatch.setattr(engine_daemon, "connect", Client)
@@ -151,43 +151,43 @@ def for_host(matrix, lines, made):
             made.append(image.name)
             return JobEnvironment(image=image.name)
 
-        return _ForHost(ProcessEngine(), gpus, matrix, lines, make)
+        return _EnvironmentCache(ProcessEngine(), gpus, matrix, lines, make)
 
     return build
 
 
-def test_a_job_runs_in_its_own_image_where_the_host_has_its_gpus(for_host, jobs, lines):
+def test_a_job_runs_in_its_own_image_if_the_host_has_its_gpus(for_host, jobs, lines):
     assert for_host("a", "b")(jobs["nccl-w2-g2-env"]).image == "cuda"
     assert lines == []
 
 
-def test_a_job_whose_gpus_are_not_here_runs_in_the_image_without_and_says_so(for_host, jobs, lines):
+def test_a_job_without_enough_gpus_runs_in_the_image_without_gpus(for_host, jobs, lines):
     assert for_host("a")(jobs["nccl-w2-g2-env"]).image == "cpu"
     assert lines == [
-        "nccl-w2-g2-env asks for 2 GPUs, this host has 1: its tests will be skipped, in image cpu instead of cuda"
+        "nccl-w2-g2-env needs 2 GPUs, this host has 1: its tests will be skipped, in image cpu instead of cuda"
     ]
 
 
-def test_a_job_whose_gpus_are_not_here_keeps_its_image_where_there_is_no_other(for_host, jobs, lines, matrix):
+def test_a_job_without_enough_gpus_keeps_its_image_if_there_is_no_other(for_host, jobs, lines, matrix):
     del matrix.images["cpu"]
     assert for_host()(jobs["nccl-w1-g1-env"]).image == "cuda"
-    assert lines == ["nccl-w1-g1-env asks for 1 GPU, this host has 0: its tests will be skipped"]
+    assert lines == ["nccl-w1-g1-env needs 1 GPU, this host has 0: its tests will be skipped"]
 
 
-def test_an_image_of_all_cells_is_not_named_where_gpus_are_not_here(for_host, jobs, lines, matrix):
+def test_the_image_is_not_mentioned_if_all_cells_share_it(for_host, jobs, lines, matrix):
     matrix.images["cpu"] = jobs["nccl-w1-g1-env"].image
     assert for_host()(jobs["nccl-w1-g1-env"]).image == "cuda"
-    assert lines == ["nccl-w1-g1-env asks for 1 GPU, this host has 0: its tests will be skipped"]
+    assert lines == ["nccl-w1-g1-env needs 1 GPU, this host has 0: its tests will be skipped"]
 
 
-def test_an_image_is_made_once_for_all_its_jobs(for_host, jobs, made):
+def test_an_image_is_built_once_for_all_its_jobs(for_host, jobs, made):
     environment = for_host()
     for job in jobs.values():
         environment(job)
     assert made == ["cpu"]
 
 
-def test_an_image_is_made_once_for_each_version_of_torch(for_host, jobs, made):
+def test_an_image_is_built_once_for_each_version_of_torch(for_host, jobs, made):
     environment = for_host()
     job = jobs["gloo-w2-g0-env"]
     for version in ("2.13.0", "2.14.1", "2.13.0"):
@@ -195,13 +195,13 @@ def test_an_image_is_made_once_for_each_version_of_torch(for_host, jobs, made):
     assert made == ["cpu", "cpu"]
 
 
-def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines, made):
+def test_a_failed_build_is_not_repeated(matrix, jobs, lines, made):
     def fail(image):
         made.append(image.name)
         msg = "No base."
         raise ImageError(msg)
 
-    environment = _ForHost(ProcessEngine(), (), matrix, lines, fail)
+    environment = _EnvironmentCache(ProcessEngine(), (), matrix, lines, fail)
     for cell in ("gloo-w1-g0-env", "gloo-w2-g0-env"):
         with pytest.raises(ImageError, match="No base"):
             environment(jobs[cell])
@@ -215,12 +215,12 @@ def test_an_image_that_takes_longer_than_its_limit_is_an_error_that_names_it(mat
 
     matrix = replace(matrix, limits=replace(matrix.limits, build=0.1))
     with pytest.raises(ImageError, match=r"cpu was not made in 0\.1 s") as error:
-        _ForHost(ProcessEngine(), (), matrix, lines, take_long)(jobs["gloo-w1-g0-env"])
+        _EnvironmentCache(ProcessEngine(), (), matrix, lines, take_long)(jobs["gloo-w1-g0-env"])
     assert "limits.build" in error.value.why
 
 
 @pytest.mark.usefixtures("daemon")
-def test_processes_that_lease_a_gpu_see_to_it_that_no_container_still_has_it(matrix, lines, monkeypatch):
+def test_the_process_engine_removes_containers_that_still_use_a_leased_gpu(matrix, lines, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GPUS", "0")
     vacated = []
     monkeypatch.setattr(DockerEngine, "vacate", lambda _, gpus: vacated.append(gpus))
@@ -229,11 +229,11 @@ def test_processes_that_lease_a_gpu_see_to_it_that_no_container_still_has_it(mat
 
 
 @pytest.mark.usefixtures("daemon")
-def test_without_gpus_processes_have_nothing_to_do_with_a_daemon(matrix, lines):
+def test_without_gpus_the_process_engine_does_not_connect_to_a_daemon(matrix, lines):
     assert choose_host("process", matrix, lines).other_engines == ()
 
 
 @pytest.mark.parametrize(("nodes", "here"), [(1, 3), (2, 2)])
-def test_a_job_on_several_hosts_takes_its_share_of_this_ones_gpus(jobs, nodes, here):
+def test_a_job_on_several_nodes_needs_only_its_share_of_gpus(jobs, nodes, here):
     cell = replace(next(iter(jobs.values())).cell, gpu_count=3, nodes=2)
     assert gpus_here(cell, nodes) == here

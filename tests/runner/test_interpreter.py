@@ -12,7 +12,7 @@ NO_PYTHON = Process()
 
 @pytest.fixture
 def recipes(monkeypatch):
-    """The environments that were asked for."""
+    """The requested environments."""
     asked = []
 
     def ensure(recipe, _progress):
@@ -47,14 +47,14 @@ def test_an_interpreter_on_the_path_keeps_its_name(tmp_path, lines):
     assert environment_of(image, root=tmp_path, process=Process(python="python3"), progress=lines).python == "python3"
 
 
-def test_a_finished_image_is_refused_with_both_ways_out(tmp_path, lines):
+def test_a_finished_image_is_rejected_with_two_remedies(tmp_path, lines):
     with pytest.raises(EngineError) as error:
         environment_of(Image(name="own", image="a/b:1"), root=tmp_path, process=NO_PYTHON, progress=lines)
     assert "--engine docker" in error.value.remedy
     assert "process.python" in error.value.remedy
 
 
-def test_an_image_becomes_an_environment_of_the_same_things(tmp_path, lines, recipes):
+def test_an_environment_has_the_content_of_its_image(tmp_path, lines, recipes):
     (tmp_path / "requirements.txt").write_text("einops\n")
     image = Image(
         name="cpu", torch="2.13.0", packages=("numpy",), requirements=Path("requirements.txt"), index="https://x/whl"
@@ -72,7 +72,7 @@ def test_an_image_becomes_an_environment_of_the_same_things(tmp_path, lines, rec
     ]
 
 
-def test_another_content_of_the_requirements_is_another_environment(tmp_path, lines, recipes):
+def test_changed_requirements_are_another_environment(tmp_path, lines, recipes):
     image = Image(name="cpu", torch="2.13.0", requirements=Path("requirements.txt"))
     for text in ("einops\n", "einops\nscipy\n"):
         (tmp_path / "requirements.txt").write_text(text)
@@ -81,7 +81,7 @@ def test_another_content_of_the_requirements_is_another_environment(tmp_path, li
 
 
 @pytest.mark.usefixtures("recipes")
-def test_debian_packages_are_said_to_be_the_hosts(tmp_path, lines):
+def test_debian_packages_must_be_installed_on_the_host(tmp_path, lines):
     image = Image(name="cpu", torch="2.13.0", apt=("libnuma1",))
     environment_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
     assert lines == ["image cpu: its Debian packages (libnuma1) must be installed on this host"]

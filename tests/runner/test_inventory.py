@@ -15,7 +15,7 @@ ABSENT = FakeNvml([], init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("text", "found"),
     [
         ("0,2-3", (0, 2, 3)),
         ("GPU-1", (1,)),
@@ -24,18 +24,18 @@ ABSENT = FakeNvml([], init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
         ("", ()),
     ],
 )
-def test_gpus_are_chosen_by_number_and_by_id(wanted, found):
-    assert chosen_gpus(GPUS, wanted) == tuple(GPUS[number] for number in found)
+def test_gpus_are_chosen_by_number_and_by_id(text, found):
+    assert chosen_gpus(GPUS, text) == tuple(GPUS[number] for number in found)
 
 
-@pytest.mark.parametrize("wanted", ["4", "3-4", "2-1", "GPU-9", "-1", "all"])
-def test_a_gpu_that_is_not_there_is_refused(wanted):
-    with pytest.raises(UsageError, match=f"There is no GPU {wanted} on this host") as caught:
-        chosen_gpus(GPUS, f"0,{wanted}")
+@pytest.mark.parametrize("text", ["4", "3-4", "2-1", "GPU-9", "-1", "all"])
+def test_an_unknown_gpu_is_rejected(text):
+    with pytest.raises(UsageError, match=f"There is no GPU {text} on this host") as caught:
+        chosen_gpus(GPUS, f"0,{text}")
     assert "numbers 0 to 3" in caught.value.why
 
 
-def test_of_no_gpus_none_can_be_chosen():
+def test_no_gpu_can_be_chosen_without_gpus():
     with pytest.raises(UsageError, match="no GPU 0") as caught:
         chosen_gpus((), "0")
     assert "There are: none" in caught.value.why
@@ -52,7 +52,7 @@ def test_an_empty_list_in_the_environment_means_none():
 NOWHERE = Path("/nowhere")
 
 
-def test_gpus_of_nvidia_are_those_that_nvml_names():
+def test_nvidias_gpus_come_from_nvml():
     inventory = take_inventory(environ={}, root=NOWHERE, nvml=FakeNvml([device("a"), device("b")]))
     assert (inventory.driver, inventory.gpus) == ("nvidia", ("GPU-a", "GPU-b"))
     assert inventory.name_of("GPU-b") == "GPU 1 (H100, 80 GiB, GPU-b)"
@@ -73,7 +73,7 @@ def test_gpus_of_nvidia_are_those_that_nvml_names():
         ("NoDevFiles", ()),
     ],
 )
-def test_gpus_that_are_hidden_from_cuda_are_not_leased(shown, found):
+def test_hidden_nvidia_gpus_are_not_leased(shown, found):
     nvml = FakeNvml([device("a1"), device("b2"), device("b3")])
     inventory = take_inventory(environ={"CUDA_VISIBLE_DEVICES": shown}, root=NOWHERE, nvml=nvml)
     assert inventory.gpus == found
@@ -82,12 +82,12 @@ def test_gpus_that_are_hidden_from_cuda_are_not_leased(shown, found):
         assert inventory.only("0").gpus == found[:1]
 
 
-def test_a_driver_that_cannot_say_is_an_error_and_no_host_without_gpus():
+def test_a_failing_driver_is_an_error_rather_than_no_gpus():
     with pytest.raises(DeviceError):
         take_inventory(environ={}, root=NOWHERE, nvml=FakeNvml([], init=999))
 
 
-def test_a_driver_that_is_not_loaded_is_missed_where_there_is_a_card(tmp_path):
+def test_a_card_without_a_loaded_driver_is_an_error(tmp_path):
     nvml = FakeNvml([], init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     assert take_inventory(environ={}, root=tmp_path, nvml=nvml).gpus == ()
     card = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
@@ -100,17 +100,17 @@ def test_a_driver_that_is_not_loaded_is_missed_where_there_is_a_card(tmp_path):
 
 @pytest.fixture
 def amd(tmp_path):
-    """A host with a CPU and two GPUs of AMD's, as its kernel shows them."""
+    """The kernel's topology of a host with a CPU and two AMD GPUs."""
     nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
-    said = [
+    lines = [
         "cpu_cores_count 8\nsimd_count 0\ndrm_render_minor 0\nunique_id 0\n",
         "cpu_cores_count 0\nsimd_count 416\ndrm_render_minor 129\nunique_id 11400714819323198485\n",
         "cpu_cores_count 0\nsimd_count 416\ndrm_render_minor 128\nunique_id 0\nmax_waves_per_simd 8\n",
     ]
-    for number, text in enumerate(said):
+    for number, text in enumerate(lines):
         (nodes / str(number)).mkdir(parents=True)
         (nodes / str(number) / "properties").write_text(text)
-    (nodes / "3").mkdir()  # one whose properties this user may not read
+    (nodes / "3").mkdir()  # its properties are not readable for this user
     (tmp_path / "dev/dri").mkdir(parents=True)
     for name in ("kfd", "dri/renderD128", "dri/renderD129"):
         (tmp_path / "dev" / name).touch()
@@ -121,13 +121,13 @@ AMD = ("GPU-9e3779b97f4a7c15", "renderD128")
 
 
 @pytest.mark.parametrize("mode", ["auto", "rocm"])
-def test_gpus_of_amd_are_in_the_kernels_topology(amd, mode):
+def test_amds_gpus_come_from_the_kernels_topology(amd, mode):
     inventory = take_inventory(mode, {}, amd, ABSENT)
     assert (inventory.driver, inventory.gpus) == ("rocm", AMD)
 
 
 @pytest.mark.root
-def test_containers_get_the_nodes_of_their_gpus_and_may_use_them(amd):
+def test_containers_get_the_device_nodes_of_their_gpus(amd):
     for name, group in (("kfd", 110), ("dri/renderD128", 44), ("dri/renderD129", 110)):
         os.chown(amd / "dev" / name, -1, group)
     inventory = take_inventory("auto", {}, amd, ABSENT)
@@ -138,13 +138,13 @@ def test_containers_get_the_nodes_of_their_gpus_and_may_use_them(amd):
     assert inventory.of(()) == Passthrough(driver="rocm")
 
 
-def test_nvidias_come_first_where_there_are_both(amd):
+def test_nvidias_gpus_are_preferred(amd):
     assert take_inventory("auto", {}, amd, FakeNvml([device("a")])).gpus == ("GPU-a",)
     assert take_inventory("rocm", {}, amd).gpus == AMD
     assert take_inventory("none", {}, amd).gpus == ()
 
 
-def test_the_mode_says_how_named_gpus_are_given(amd):
+def test_the_mode_determines_how_named_gpus_are_passed(amd):
     for mode in get_args(GpuMode):
         inventory = take_inventory(mode, {"ALLRANKS_GPUS": "renderD128,x"}, amd)
         driver = {"auto": "nvidia", "none": "nvidia"}.get(mode, mode)
@@ -153,7 +153,7 @@ def test_the_mode_says_how_named_gpus_are_given(amd):
     assert (remote.nodes, remote.numbers) == (("/dev/kfd", "/dev/dri/x"), (1,))
 
 
-def test_cdi_names_gpus_of_nvidia(amd):
+def test_cdi_device_names_of_nvidia(amd):
     inventory = take_inventory("cdi", {}, amd, FakeNvml([device("a")]))
     assert (inventory.driver, inventory.gpus) == ("cdi", ("GPU-a",))
     assert inventory.of(("GPU-a",)) == Passthrough(driver="cdi")
@@ -164,13 +164,13 @@ def test_cdi_names_gpus_of_nvidia(amd):
     [
         ({"SLURM_STEP_GPUS": "2", "SLURM_JOB_GPUS": "1,2", "SLURM_JOB_ID": "7"}, ("GPU-b3",)),
         ({"SLURM_JOB_GPUS": "1,2", "SLURM_JOB_ID": "7"}, ("GPU-b2", "GPU-b3")),
-        ({"SLURM_STEP_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0"}, ("GPU-a1",)),  # with device cgroups numbers start anew
+        ({"SLURM_STEP_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0"}, ("GPU-a1",)),  # device cgroups renumber from 0
         ({"SLURM_STEP_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}, ()),
         ({"SLURM_JOB_ID": "7"}, ()),
     ],
     ids=str,
 )
-def test_slurms_jobs_have_the_gpus_that_slurm_gave_them(environ, found):
+def test_slurm_jobs_use_the_gpus_that_slurm_allocated(environ, found):
     nvml = FakeNvml([device("a1"), device("b2"), device("b3")])
     assert take_inventory(environ=environ, root=NOWHERE, nvml=nvml).gpus == found
 
@@ -180,7 +180,11 @@ def test_slurms_jobs_have_the_gpus_that_slurm_gave_them(environ, found):
     [
         ({"HIP_VISIBLE_DEVICES": "1"}, AMD[1:], 1),
         ({"CUDA_VISIBLE_DEVICES": "1"}, AMD[1:], 1),
-        ({"ROCR_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7"}, AMD[1:], 0),  # HIP counts among those that ROCr shows
+        (
+            {"ROCR_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7"},
+            AMD[1:],
+            0,
+        ),  # HIP counts the visible GPUs of ROCr
         ({"ROCR_VISIBLE_DEVICES": "1", "SLURM_STEP_GPUS": "1"}, AMD[1:], 0),
         ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"}, AMD[1:], 0),
         ({"HIP_VISIBLE_DEVICES": ""}, (), None),
@@ -188,7 +192,7 @@ def test_slurms_jobs_have_the_gpus_that_slurm_gave_them(environ, found):
     ],
     ids=str,
 )
-def test_gpus_of_amd_that_are_hidden_are_not_leased(amd, environ, found, number):
+def test_hidden_amd_gpus_are_not_leased(amd, environ, found, number):
     inventory = take_inventory("rocm", environ, amd)
     assert inventory.gpus == found
     assert inventory.of(found).numbers == (() if number is None else (number,))

@@ -1,4 +1,4 @@
-"""The state of one attempt, without an engine: what it holds, and what cancelling does at each moment."""
+"""The state of an attempt, without an engine: its resources, and its cancellation in each state."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_cores_are_held_only_while_the_agent_runs(attempt):
     assert (attempt.state, attempt.held) == ("closing", Capacity(gpus=1, cores=0, memory=3))
 
 
-def test_a_released_attempt_goes(attempt):
+def test_a_released_attempt_runs(attempt):
     attempt.attach(running := Running())
     attempt.release()
     assert attempt.wait_for_release()
@@ -53,7 +53,7 @@ def test_an_attempt_that_is_cancelled_before_its_start_ends_at_once(attempt):
     assert (running.calls, attempt.cancelled) == (["hang_up"], WHY)
 
 
-def test_a_job_that_is_removed_is_not_touched_any_more(attempt):
+def test_a_removed_job_is_not_touched(attempt):
     attempt.attach(running := Running())
     attempt.detach()
     attempt.cancel(WHY)

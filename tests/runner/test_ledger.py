@@ -1,11 +1,11 @@
-"""What no honest agent reports: one test for each rule, and any order of any records."""
+"""Records that no correct agent sends: a test for each rule, and random records in any order."""
 
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
+from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, PASSING, failed
 
 from allranks.engines.agent_output import Damage
 from allranks.protocol.outcomes import Outcome
@@ -34,12 +34,12 @@ CHECKED = GpusChecked(gpus=("GPU-a",), seconds=1.0)
 
 
 def take(*records, node=0, world_size=2, nodes=1):
-    """Has a ledger take what one agent says; which of it was news."""
+    """Passes the records of one agent to a ledger; returns which of them were new."""
     book = Ledger(world_size, nodes)
     return [book.take(node, record) for record in records]
 
 
-def test_an_honest_job_contradicts_nothing():
+def test_a_correct_job_is_accepted():
     ends = (PASSED, failed("t"), SKIPPED)
     records = (BEGUN, COLLECTED, TestStarted(nodeid="t"), *ends, Printed(rank=0, line="x"), Interrupted(), FINISHED)
     assert all(take(*records))
@@ -52,7 +52,7 @@ def test_an_honest_job_contradicts_nothing():
         ([BEGUN, BEGUN], "a second Begun"),
         ([Begun(schema=99)], "records of schema 99, and this allranks reads schema"),
         ([Begun(schema=BEGUN.schema, node=1)], "identifies itself as that of node 1"),
-        ([BEGUN, *WELL, GangReady()], "GangReady after Finished"),
+        ([BEGUN, *PASSING, GangReady()], "GangReady after Finished"),
         ([BEGUN, Damage("record 2, from byte 9 on, is not JSON")], "record 2, from byte 9 on, is not JSON"),
         ([BEGUN, JobStarted(schema=2, run_id="", cell="", suite="", attempt=1, world_size=1)], "JobStarted, which no"),
         ([BEGUN, ContainerEnded(status=0, memory_kills=0)], "ContainerEnded, which no agent does"),
@@ -71,7 +71,7 @@ def test_an_honest_job_contradicts_nothing():
         ([BEGUN, COLLECTED, replace(PASSED, ranks=(0, 0))], "2 ranks, 1 times"),
     ],
 )
-def test_what_contradicts_itself_is_refused_in_words_that_name_both(records, says):
+def test_contradictions_are_rejected_with_a_message(records, says):
     *before, last = records
     book = Ledger(2)
     for record in before:
@@ -81,19 +81,19 @@ def test_what_contradicts_itself_is_refused_in_words_that_name_both(records, say
     assert says in str(refused.value)
 
 
-def test_of_a_follower_only_what_the_leader_may_lack_is_news():
+def test_only_some_records_of_followers_are_new():
     own = failed("t", 1, world_size=2)
     book = Ledger(2, nodes=2)
     book.take(0, BEGUN)
     book.take(0, COLLECTED)
-    said = (Begun(schema=BEGUN.schema, node=1), CHECKED, GpuFailed(gpu="", name="", message=""), COLLECTED, own)
-    assert [book.take(1, each) for each in said] == [False, True, True, False, True]
-    assert [book.take(1, each) for each in (Printed(rank=1, line="x"), FINISHED)] == [True, False]
+    records = (Begun(schema=BEGUN.schema, node=1), CHECKED, GpuFailed(gpu="", name="", message=""), COLLECTED, own)
+    assert [book.take(1, record) for record in records] == [False, True, True, False, True]
+    assert [book.take(1, record) for record in (Printed(rank=1, line="x"), FINISHED)] == [True, False]
     assert book.take(0, failed("t", world_size=2))
     book.close()
 
 
-def test_a_follower_speaks_for_its_own_ranks_alone():
+def test_a_follower_may_only_report_its_own_ranks():
     book = Ledger(4, nodes=2)
     book.take(0, BEGUN)
     book.take(0, COLLECTED)
@@ -103,7 +103,7 @@ def test_a_follower_speaks_for_its_own_ranks_alone():
 
 
 @pytest.mark.parametrize("is_collected", [True, False])
-def test_a_follower_may_be_ahead_of_the_leader_whose_word_still_counts(is_collected):
+def test_a_follower_may_report_a_test_before_the_lead_node_collected_it(is_collected):
     book = Ledger(2, nodes=2)
     book.take(1, Begun(schema=BEGUN.schema, node=1))
     assert book.take(1, failed("t", 1, world_size=2))
@@ -112,18 +112,18 @@ def test_a_follower_may_be_ahead_of_the_leader_whose_word_still_counts(is_collec
         book.take(0, COLLECTED)
         book.close()
         return
-    with pytest.raises(ContradictionError, match="'t', which the leading agent has not collected"):
+    with pytest.raises(ContradictionError, match="'t', which the lead node's agent has not collected"):
         book.close()
 
 
 def test_there_are_no_more_records_than_tests_can_have(monkeypatch):
-    monkeypatch.setattr(ledger, "_RECORDS_BESIDE_TESTS", 3)
+    monkeypatch.setattr(ledger, "_RECORDS_WITHOUT_TESTS", 3)
     with pytest.raises(ContradictionError, match="more records than 1 tests can have"):
         take(BEGUN, COLLECTED, *[PASSED] * 99, world_size=1)
 
 
-def test_what_ranks_print_counts_for_nothing(monkeypatch):
-    monkeypatch.setattr(ledger, "_RECORDS_BESIDE_TESTS", 3)
+def test_printed_output_does_not_count_as_records(monkeypatch):
+    monkeypatch.setattr(ledger, "_RECORDS_WITHOUT_TESTS", 3)
     assert all(take(BEGUN, *[Printed(rank=0, line="x")] * 99))
 
 
@@ -135,20 +135,20 @@ def test_what_ranks_print_counts_for_nothing(monkeypatch):
         ("TESTS_IN_ONE", [FullCollection(tests=("a", "b", "c"), digests=("", "", ""))], "names 3 tests in one record"),
         ("TESTS_IN_ONE", [FullCollection(tests=("a", "b"), digests=("",))], "names 2 tests and 1 digests"),
         ("TESTS_IN_ONE", [Collected(tests=("a", "b", "c"))], "names 3 tests in one record"),
-        ("MOST_FURTHER_RANKS", [COLLECTED, failed("t", 4)], "gives its tests 3 ranks more than its job has"),
+        ("MOST_EXTRA_RANKS", [COLLECTED, failed("t", 4)], "gives its tests 3 ranks more than its job has"),
     ],
 )
-def test_what_reports_would_have_to_account_for_is_bounded(monkeypatch, limit, records, says):
+def test_the_number_of_extra_ranks_is_limited(monkeypatch, limit, records, says):
     monkeypatch.setattr(ledger, limit, 2)
     with pytest.raises(ContradictionError, match=says):
         take(BEGUN, *records)
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([BEGUN, *WELL, SKIPPED, CHECKED, failed("t", 3)]))))
-def test_any_records_in_any_order_are_taken_or_refused(said):
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([BEGUN, *PASSING, SKIPPED, CHECKED, failed("t", 3)]))))
+def test_any_records_in_any_order_are_accepted_or_rejected(records):
     book = Ledger(2, nodes=2)
     try:
-        for node, record in said:
+        for node, record in records:
             book.take(node, record)
         book.close()
     except ContradictionError:
@@ -159,7 +159,7 @@ NAMED = failed("t (repetition 7, seed 3)")
 REPEATED = Repeated(nodeid="t", tally=RepetitionTally())
 
 
-def test_a_repetition_has_a_name_of_its_own_once_its_test_is_said_to_be_repeated():
+def test_a_repetition_has_its_own_node_id_after_its_test_is_reported_as_repeated():
     assert all(take(BEGUN, COLLECTED, REPEATED, NAMED, TestStarted(nodeid=NAMED.nodeid)))
 
 
@@ -167,15 +167,15 @@ def test_a_repetition_has_a_name_of_its_own_once_its_test_is_said_to_be_repeated
     "records",
     [
         pytest.param([COLLECTED, NAMED], id="of a test that is not repeated"),
-        pytest.param([COLLECTED, NAMED, REPEATED], id="before that is said"),
+        pytest.param([COLLECTED, NAMED, REPEATED], id="before its test is reported as repeated"),
         pytest.param([COLLECTED, REPEATED, failed("u (repetition 7, seed 3)")], id="of another test"),
         pytest.param([COLLECTED, REPEATED, failed("t (repetition 0, seed 3)")], id="by a name that none has"),
         pytest.param([COLLECTED, REPEATED, NotRun(tests=("u",), reason="-x")], id="of no test at all"),
-        pytest.param([COLLECTED, replace(REPEATED, nodeid="u")], id="said of a test that was not collected"),
-        pytest.param([COLLECTED, replace(REPEATED, nodeid=NAMED.nodeid)], id="said of a repetition"),
-        pytest.param([REPEATED, COLLECTED], id="said before tests are collected"),
+        pytest.param([COLLECTED, replace(REPEATED, nodeid="u")], id="of a test that was not collected"),
+        pytest.param([COLLECTED, replace(REPEATED, nodeid=NAMED.nodeid)], id="of a repetition"),
+        pytest.param([REPEATED, COLLECTED], id="before tests are collected"),
     ],
 )
-def test_any_other_name_of_a_repetition_is_that_of_a_test_that_was_not_collected(records):
+def test_any_other_repetition_is_a_test_that_was_not_collected(records):
     with pytest.raises(ContradictionError, match="which it has not collected"):
         take(BEGUN, *records)

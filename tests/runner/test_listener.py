@@ -19,66 +19,66 @@ def live(lines):
     return RunListener(lines)
 
 
-def test_a_job_says_where_it_runs(live, lines, make_spec):
+def test_the_location_of_a_job_is_printed(live, lines, make_spec):
     spec = make_spec()
     live.job_started(spec, Tests())
     assert lines == [f"{spec.job_id}: running in processes of {spec.python}"]
 
 
-def test_a_job_says_where_it_is_in_a_queue(live, lines):
-    live.job_is_at("cell/suite", Placement("queued (Resources)", is_placed=False))
+def test_the_queue_status_of_a_job_is_printed(live, lines):
+    live.placement_changed("cell/suite", Placement("queued (Resources)", is_placed=False))
     assert lines == ["cell/suite: queued (Resources)"]
 
 
-def test_the_first_bad_outcome_of_a_job_is_said_at_once_and_the_next_are_not(live, lines):
+def test_only_the_first_failure_of_a_job_is_printed(live, lines):
     for record in (PASSED, failed("t", 1, "a\n b"), failed("u", outcome=Outcome.CRASHED)):
         live.take("cell/suite", record)
     assert lines == ["cell/suite: first failure: rank 1 failed in t: a b"]
 
 
-def test_the_first_bad_outcome_is_not_named_twice(live, lines):
+def test_the_first_failure_does_not_repeat_the_rank(live, lines):
     live.take("cell/suite", failed("t", 1, "rank 1 was killed by SIGKILL", outcome=Outcome.CRASHED))
     assert lines == ["cell/suite: first failure: rank 1 crashed in t: was killed by SIGKILL"]
 
 
-def test_each_job_has_a_first_failure_of_its_own(live, lines):
+def test_the_first_failure_of_each_job_is_printed(live, lines):
     live.take("one", failed("t"))
     live.take("two", failed("t"))
     assert len(lines) == 2
 
 
-def test_a_line_that_a_rank_printed_is_shown_with_its_rank(live, lines):
+def test_output_of_ranks_is_printed_with_the_rank(live, lines):
     live.take("cell/suite", Printed(rank=3, line="half way"))
     assert lines == ["[rank 3] half way"]
 
 
 @pytest.mark.parametrize("record", [Collected(tests=("t",)), PASSED, failed("t", outcome=Outcome.SKIPPED), FINISHED])
-def test_other_records_say_nothing(live, lines, record):
+def test_other_records_print_nothing(live, lines, record):
     live.take("cell/suite", record)
     assert lines == []
 
 
-def test_an_end_counts_tests_by_their_worst_rank(live, lines):
+def test_the_counts_of_a_job_are_by_the_worst_rank(live, lines):
     def passed(nodeid, *ranks):
         return Passed(nodeid=nodeid, ranks=ranks, arrived=ranks, seconds=ranks, world_size=2)
 
     skipped = [failed("c", rank, outcome=Outcome.SKIPPED) for rank in (0, 1)]
     facts = facts_of([passed("a", 0), failed("a", 1), passed("b", 0, 1), *skipped])
     live.job_ended("cell/suite", facts.tests, 1.26, None)
-    assert lines == ["cell/suite: 1 bad, 1 passed, 1 skipped (1.3 s)"]
+    assert lines == ["cell/suite: 1 failed, 1 passed, 1 skipped (1.3 s)"]
 
 
-def test_an_end_without_tests_says_so(live, lines):
+def test_a_job_without_tests_is_reported(live, lines):
     live.job_ended("cell/suite", Tests(), 0, None)
     assert lines == ["cell/suite: no test ran (0.0 s)"]
 
 
-def test_an_error_of_the_job_is_said_with_its_cause_and_remedy(live, lines):
+def test_a_job_error_is_printed_with_its_reason_and_remedy(live, lines):
     live.job_ended("cell/suite", Tests(), 1, JobError(kind="agent", what="It died.", why="a\n\nb", remedy="Do."))
     assert lines == ["cell/suite: It died. (1.0 s)", "    a", "    b", "    Do."]
 
 
-def test_only_the_end_of_a_long_cause_is_said(live, lines):
+def test_only_the_end_of_a_long_reason_is_printed(live, lines):
     live.job_ended("cell/suite", Tests(), 1, JobError(kind="agent", what="x", why="\n".join(map(str, range(40)))))
     assert lines[1] == "    …"
     assert lines[-1] == "    39"
@@ -95,7 +95,7 @@ def verbose(lines):
     return RunListener(lines, "verbose")
 
 
-def test_a_quiet_run_says_what_is_wrong_with_a_job_and_nothing_else(quiet, lines, make_spec):
+def test_a_quiet_run_prints_only_problems(quiet, lines, make_spec):
     quiet.job_started(make_spec(), Tests())
     quiet.take("one/suite", PASSED)
     quiet.job_ended("one/suite", facts_of([PASSED]).tests, 1, None)
@@ -105,7 +105,7 @@ def test_a_quiet_run_says_what_is_wrong_with_a_job_and_nothing_else(quiet, lines
     quiet.job_ended("three/suite", Tests(), 1, JobError(kind="agent", what="It died."))
     assert lines == [
         "two/suite: first failure: rank 1 failed in t: no",
-        "two/suite: 1 bad (1.0 s)",
+        "two/suite: 1 failed (1.0 s)",
         "three/suite: It died. (1.0 s)",
     ]
 
@@ -121,7 +121,7 @@ def test_a_verbose_run_shows_each_request(verbose, lines, make_spec):
     assert any(line.startswith("    limits: ") for line in lines)
 
 
-def test_a_verbose_run_shows_the_evidence_of_every_bad_rank(verbose, lines):
+def test_a_verbose_run_shows_the_evidence_of_every_failed_rank(verbose, lines):
     text = "\n".join(map(str, range(150)))
     for rank in (0, 1):
         ended = replace(failed("t", rank, "no"), text=text, stdout="\x1b[2Jprinted\n", stderr="warned\n")
@@ -129,8 +129,8 @@ def test_a_verbose_run_shows_the_evidence_of_every_bad_rank(verbose, lines):
     assert lines.count("    [rank 0] 149") == lines.count("    [rank 1] 149") == 1
     assert "    [rank 0] 49" not in lines
     assert "    [rank 0] … 50 lines above" in lines
-    place = lines.index("    [rank 1] captured stdout:")
-    assert lines[place + 1 : place + 4] == [
+    index = lines.index("    [rank 1] captured stdout:")
+    assert lines[index + 1 : index + 4] == [
         "    [rank 1] printed", "    [rank 1] captured stderr:", "    [rank 1] warned",
     ]  # fmt: skip
     assert lines[0] == "cell/suite: first failure: rank 0 failed in t: no"
@@ -139,7 +139,7 @@ def test_a_verbose_run_shows_the_evidence_of_every_bad_rank(verbose, lines):
 
 @pytest.fixture
 def now(monkeypatch):
-    """The clock, which tests set."""
+    """A clock that tests set."""
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     return clock
@@ -149,18 +149,16 @@ LIMITS = TimeLimits(process_group=20, test=300, job=900, peer_grace=3)
 
 
 def started(listener, make_spec, *nodeids):
-    """A job that runs tests."""
+    """Start a job, and return its id and tests."""
     spec, tests = make_spec(), Tests()
     spec = replace(spec, agent=replace(spec.agent, limits=LIMITS))
     listener.job_started(spec, tests)
     for nodeid in nodeids:
-        tests.note(TestStarted(nodeid=nodeid))
+        tests.update(TestStarted(nodeid=nodeid))
     return spec.job_id, tests
 
 
-def test_a_log_tells_of_a_slow_test_after_half_of_its_limit_and_whenever_its_time_has_doubled(
-    live, lines, make_spec, now
-):
+def test_a_slow_test_is_reported_after_half_of_its_limit_and_whenever_its_duration_doubles(live, lines, make_spec, now):
     job_id, _ = started(live, make_spec, "suite/test_a.py::test_hang")
     del lines[:]
     seen = []
@@ -172,11 +170,11 @@ def test_a_log_tells_of_a_slow_test_after_half_of_its_limit_and_whenever_its_tim
     assert lines[0] == f"{job_id}: slow: suite/test_a.py::test_hang has been running for 10 s"
 
 
-def test_a_log_has_a_line_about_the_whole_run_each_minute(lines, make_spec, now):
+def test_a_log_has_a_summary_each_minute(lines, make_spec, now):
     live = RunListener(lines, began=0.0)
     job_id, tests = started(live, make_spec, "t")
     for record in (Collected(tests=("s", "t", "u")), PASSED, TestStarted(nodeid="u")):
-        tests.note(record)
+        tests.update(record)
     seen = []
     for now[0] in map(float, range(0, 200, 10)):
         before = len(lines)
@@ -186,12 +184,12 @@ def test_a_log_has_a_line_about_the_whole_run_each_minute(lines, make_spec, now)
     assert f"jobs: 1 running; tests: 1 passed of 3; 1:00; {job_id}: u has been running for 60 s" in lines
 
 
-def test_a_test_that_has_ended_or_begins_anew_is_slow_no_more(live, lines, make_spec, now):
+def test_a_test_that_has_ended_or_restarted_is_not_slow(live, lines, make_spec, now):
     _, tests = started(live, make_spec, "t", "u")
     del lines[:]
     now[0] = 30.0
-    tests.note(PASSED)
-    tests.note(TestStarted(nodeid="u", number=2))
+    tests.update(PASSED)
+    tests.update(TestStarted(nodeid="u", number=2))
     live.report_progress()
     assert lines == []
 
@@ -205,14 +203,14 @@ def test_the_tests_of_a_job_that_has_ended_are_not_slow(live, lines, make_spec, 
     assert lines == []
 
 
-def test_a_quiet_run_does_not_tell_of_slow_tests(quiet, lines, make_spec, now):
+def test_a_quiet_run_does_not_report_slow_tests(quiet, lines, make_spec, now):
     started(quiet, make_spec, "t")
     now[0] = 1000.0
     quiet.report_progress()
     assert lines == []
 
 
-def test_a_log_has_the_rate_of_repetitions_after_ten_seconds_and_then_less_often(live, lines, make_spec, now):
+def test_a_log_has_the_failure_rate_after_ten_seconds_and_then_less_often(live, lines, make_spec, now):
     job_id, _ = started(live, make_spec)
     del lines[:]
     seen = []
@@ -221,18 +219,18 @@ def test_a_log_has_the_rate_of_repetitions_after_ten_seconds_and_then_less_often
         before = len(lines)
         live.report_progress()
         seen += [now[0]] * (len(lines) - before)
-    assert lines[0] == f"{job_id}: 1,500 runs, 3 bad (0.2 %)"
+    assert lines[0] == f"{job_id}: 1,500 runs, 3 failed (0.2 %)"
     assert seen[:5] == [10, 20, 30, 40, 50]
     assert seen[-1] - seen[-2] > 30
 
 
-def test_failures_are_red_and_slow_tests_yellow_where_colors_are_shown(lines, make_spec, now):
+def test_failures_are_red_and_slow_tests_yellow(lines, make_spec, now):
     listener = RunListener(lines, paint=lambda text, color: f"<{color}>{text}")
     job_id, tests = started(listener, make_spec, "t")
     now[0] = 15.0
     listener.report_progress()
     for record in (PASSED, failed("u", 1, "no")):
-        tests.note(record)
+        tests.update(record)
         listener.take(job_id, record)
     listener.job_ended(job_id, tests, 20.0, None)
     colors = [line.partition(">")[0] for line in lines[1:]]
@@ -247,7 +245,7 @@ def test_a_job_goes_from_state_to_state_and_holds_its_gpus_until_its_end(live, m
     job_id = make_spec().job_id
     live.expect([job_id])
     assert job(live, job_id).state == "waiting"
-    live.job_is(job_id, "preparing", (0, 1))
+    live.set_state(job_id, "preparing", (0, 1))
     assert (job(live, job_id).state, job(live, job_id).gpus, job(live, job_id).seconds) == ("preparing", (0, 1), None)
     _, tests = started(live, make_spec)
     assert (job(live, job_id).state, job(live, job_id).gpus) == ("running", (0, 1))
@@ -255,16 +253,16 @@ def test_a_job_goes_from_state_to_state_and_holds_its_gpus_until_its_end(live, m
     assert (job(live, job_id).state, job(live, job_id).gpus, job(live, job_id).seconds) == ("done", (), 61.5)
 
 
-def test_a_job_that_is_tried_again_begins_anew(live, make_spec):
+def test_a_retried_job_starts_without_failures(live, make_spec):
     job_id, tests = started(live, make_spec)
-    tests.note(failed("t"))
+    tests.update(failed("t"))
     live.job_ended(job_id, tests, 1.0, JobError(kind="agent", what="It died."))
-    assert job(live, job_id).is_bad
-    live.job_is(job_id, "waiting")
-    assert not job(live, job_id).is_bad
+    assert job(live, job_id).has_failed
+    live.set_state(job_id, "waiting")
+    assert not job(live, job_id).has_failed
 
 
-def test_the_first_failure_of_the_run_stands(live):
+def test_the_first_failure_of_the_run_is_kept(live):
     live.job_ended("cell/s", Tests(), 1.0, JobError(kind="interrupted", what="The run was interrupted."))
     for nodeid in ("t", "u"):
         live.take("cell/s", failed(nodeid, 1, "no"))

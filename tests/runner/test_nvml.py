@@ -11,7 +11,7 @@ from fake_nvml import FakeDevice, FakeNvml, device
 from allranks.engines.gpus import Gpu, nvidia_gpus, take_inventory
 from allranks.errors import DeviceError, ExitCode
 
-# What a real driver exports, of a host with a GPU, one that is cut up, and one that is lost where LOST is defined.
+# The exports of a driver on a host with a GPU, one with a MIG instance, and, if LOST is defined, a lost one.
 LIBRARY = r"""
 #include <string.h>
 typedef const char *device;
@@ -35,7 +35,7 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device handle, unsigned index, device *i
 """
 
 
-def test_gpus_come_in_the_order_of_their_numbers_with_what_they_are():
+def test_gpus_are_in_the_order_of_their_numbers():
     nvml = FakeNvml([device("b"), device("a", name="A100", memory=40 << 30, knows_mig=False)])
     assert nvidia_gpus(nvml) == (
         Gpu(uuid="GPU-b", name="H100", memory_mib=80 << 10, driver="580.95.05"),
@@ -45,19 +45,19 @@ def test_gpus_come_in_the_order_of_their_numbers_with_what_they_are():
     assert nvidia_gpus(nvml)[1].description == "A100, 40 GiB"
 
 
-def test_instances_are_in_the_place_of_a_gpu_that_is_cut_up():
+def test_mig_instances_replace_their_gpu():
     one, two = (FakeDevice(uuid=f"MIG-{name}") for name in "xy")
     nvml = FakeNvml([device("a"), device("b", mig=(None, one, None, two)), device("c", mig=()), device("d")])
     assert [gpu.uuid for gpu in nvidia_gpus(nvml)] == ["GPU-a", "MIG-x", "MIG-y", "GPU-d"]
 
 
-def test_what_only_people_need_may_be_lacking():
+def test_display_information_is_optional():
     nvml = FakeNvml([device("a", errors={"Name": pynvml.NVML_ERROR_NOT_SUPPORTED})])
     [gpu] = nvidia_gpus(nvml)
     assert (gpu.uuid, gpu.description) == ("GPU-a", "")
 
 
-def test_without_nvidias_bindings_a_host_with_cards_is_told_what_to_install(monkeypatch):
+def test_without_nvidias_bindings_a_host_with_cards_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvidia_gpus(has_cards=False) == ()
     with pytest.raises(DeviceError, match="bindings of NVML are not installed") as caught:
@@ -82,7 +82,7 @@ def test_without_the_drivers_library_there_are_no_gpus():
         (FakeNvml([device("a", errors={"UUID": 999})]), "cannot identify GPU 0 of 1", "Unknown Error"),
     ],
 )
-def test_an_error_of_nvml_is_one_of_the_infrastructure_that_says_what(nvml, what, why):
+def test_an_nvml_error_is_an_infrastructure_error(nvml, what, why):
     with pytest.raises(DeviceError) as caught:
         nvidia_gpus(nvml)
     assert what in caught.value.what
@@ -91,7 +91,7 @@ def test_an_error_of_nvml_is_one_of_the_infrastructure_that_says_what(nvml, what
     assert nvml.open == 0
 
 
-def test_a_library_that_never_answers_does_not_hold_up_the_run():
+def test_a_hanging_library_does_not_block_the_run():
     is_over = threading.Event()
     nvml = FakeNvml([])
     nvml.nvmlInit = is_over.wait
@@ -104,18 +104,18 @@ ASK = "from allranks.engines.gpus import nvidia_gpus; print([gpu.uuid for gpu in
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(("lost", "told"), [(0, "['GPU-a', 'MIG-x']"), (1, "cannot identify GPU 2 of 3")])
-def test_nvidias_bindings_ask_a_drivers_library(tmp_path, lost, told):
+@pytest.mark.parametrize(("lost", "output"), [(0, "['GPU-a', 'MIG-x']"), (1, "cannot identify GPU 2 of 3")])
+def test_nvidias_bindings_call_the_drivers_library(tmp_path, lost, output):
     (tmp_path / "nvml.c").write_text(LIBRARY)
     library = ["-shared", "-fPIC", f"-DLOST={lost}", "-o", tmp_path / "libnvidia-ml.so.1", tmp_path / "nvml.c"]
     subprocess.run([shutil.which("cc"), *library], check=True)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=False)
-    assert told in done.stdout + done.stderr
+    assert output in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("about", "said"),
+    ("about", "problem"),
     [
         ({"rows": (3, 0, 0, 1)}, "a bad row of its memory has no spare left"),
         ({"rows": (0, 1, 1, 0)}, "a bad row of its memory is replaced at its next reset"),
@@ -129,19 +129,19 @@ def test_nvidias_bindings_ask_a_drivers_library(tmp_path, lost, told):
         ({"errors": {"RetiredPages": pynvml.NVML_ERROR_NOT_SUPPORTED}, "ecc": 1}, "its memory has had 1"),
     ],
 )
-def test_what_the_driver_says_of_a_gpus_health_is_told(about, said):
-    sick, well = nvidia_gpus(FakeNvml([device("a", **about), device("b")]))
-    assert sick.trouble.startswith(said)
-    assert bool(sick.trouble) == bool(said)
-    assert well.trouble == ""
+def test_problems_reported_by_the_driver_are_found(about, problem):
+    unhealthy, healthy = nvidia_gpus(FakeNvml([device("a", **about), device("b")]))
+    assert unhealthy.trouble.startswith(problem)
+    assert bool(unhealthy.trouble) == bool(problem)
+    assert healthy.trouble == ""
 
 
-def test_an_instance_is_as_sick_as_the_gpu_that_it_is_a_part_of():
+def test_an_instance_of_an_unhealthy_gpu_is_unhealthy():
     [instance] = nvidia_gpus(FakeNvml([device("a", mig=(device("i"),), rows=(0, 0, 0, 1))]))
     assert instance.trouble
 
 
-def test_the_inventory_has_the_sick_and_the_drivers_version():
+def test_the_inventory_has_the_unhealthy_gpus_and_the_drivers_version():
     found = take_inventory("nvidia", {}, nvml=FakeNvml([device("a", ecc=1), device("b")], driver="535.104.05"))
     assert found.version == "535.104.05"
     assert set(found.troubles) == {"GPU-a"}

@@ -4,7 +4,7 @@ from scripted_engine import failed
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Collected, Passed, Repeated, TestStarted
 from allranks.protocol.repetitions import RepetitionTally
-from allranks.runner.progress import Tests, rate_so_far
+from allranks.runner.progress import Tests, format_rate
 
 
 def ended(nodeid, outcome, rank=0):
@@ -16,7 +16,7 @@ def ended(nodeid, outcome, rank=0):
 def counted(*records):
     tests = Tests()
     for record in records:
-        tests.note(record)
+        tests.update(record)
     return tests
 
 
@@ -29,15 +29,15 @@ def test_a_test_counts_once_by_the_worst_of_its_ranks():
         ended("v", "xfailed"),
     )  # fmt: skip
     assert (tests.counts.total(), tests.collected) == (3, 4)
-    assert (tests.counts, tests.first_bad) == ({"passed": 1, "bad": 1, "skipped": 1}, "u")
+    assert (tests.counts, tests.first_failed) == ({"passed": 1, "failed": 1, "skipped": 1}, "u")
 
 
 @pytest.mark.parametrize(("one", "other"), [("skipped", "passed"), ("passed", "skipped"), ("xfailed", "passed")])
-def test_a_test_whose_ranks_disagree_is_bad(one, other):
+def test_a_test_whose_ranks_disagree_has_failed(one, other):
     tests = counted(TestStarted(nodeid="t"), ended("t", one))
-    assert tests.counts["bad"] == 0
-    tests.note(ended("t", other, 1))
-    assert +tests.counts == {"bad": 1}
+    assert tests.counts["failed"] == 0
+    tests.update(ended("t", other, 1))
+    assert +tests.counts == {"failed": 1}
 
 
 def test_a_test_runs_from_its_start_to_the_outcomes_of_its_ranks():
@@ -47,16 +47,16 @@ def test_a_test_runs_from_its_start_to_the_outcomes_of_its_ranks():
 
 def test_a_test_that_runs_again_counts_by_its_last_run():
     tests = counted(ended("t", "failed"), TestStarted(nodeid="t", number=2))
-    assert (+tests.counts, tests.first_bad, list(tests.running)) == ({}, "", ["t"])
+    assert (+tests.counts, tests.first_failed, list(tests.running)) == ({}, "", ["t"])
 
 
-def test_a_test_that_is_repeated_has_a_rate_and_no_time_of_its_own():
-    told = Repeated(nodeid="t", tally=RepetitionTally(runs=10), runs=1500, bad=1480)
-    assert counted(TestStarted(nodeid="t"), told).running == {}
-    assert rate_so_far(told) == "1,500 runs, 1,480 bad (98.7 %)"
+def test_a_repeated_test_has_a_rate_instead_of_a_duration():
+    record = Repeated(nodeid="t", tally=RepetitionTally(runs=10), runs=1500, bad=1480)
+    assert counted(TestStarted(nodeid="t"), record).running == {}
+    assert format_rate(record) == "1,500 runs, 1,480 failed (98.7 %)"
 
 
-def test_a_job_that_is_over_keeps_counts_and_no_names():
+def test_an_ended_job_keeps_only_counts():
     tests = counted(ended("t", "passed"), TestStarted(nodeid="u"))
     tests.forget_names()
     assert (+tests.counts, tests.running, tests._outcomes) == ({"passed": 1}, {}, {})

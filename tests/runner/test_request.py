@@ -20,7 +20,7 @@ def test_request_names_run_job_and_attempt(spec):
     assert (spec.run_id, spec.job_id, spec.attempt) == ("r", "nccl-w2-g2-env/tiny", 2)
 
 
-def test_request_takes_its_python_from_the_surroundings(spec):
+def test_a_request_has_the_python_of_its_environment(spec):
     assert (spec.image, spec.python, spec.python_path) == ("ref", "/py", (Path("/project"),))
 
 
@@ -29,7 +29,7 @@ def test_request_has_the_gpus_of_the_lease_and_the_variables_of_the_cell(spec):
     assert spec.environment == {"NCCL_DEBUG": "WARN"}
 
 
-def test_agent_is_told_the_cell_and_the_limits_of_the_file(spec):
+def test_an_agents_config_has_the_cell_and_the_limits(spec):
     agent = spec.agent
     assert (agent.backend, agent.world_size, agent.gpu_count, agent.init_method) == ("nccl", 2, 2, "env")
     assert (agent.limits.process_group, agent.limits.test, agent.limits.job) == (10, 20, 30)
@@ -37,7 +37,7 @@ def test_agent_is_told_the_cell_and_the_limits_of_the_file(spec):
 
 
 @pytest.mark.parametrize(
-    ("of_image", "of_cell", "told"),
+    ("of_image", "of_cell", "expected"),
     [
         ("2.99.0", "", "2.99.0"),
         ("2.13.0+cu126", "2.13.0", "2.13.0+cu126"),
@@ -46,10 +46,10 @@ def test_agent_is_told_the_cell_and_the_limits_of_the_file(spec):
         ("", "", ""),
     ],
 )
-def test_agent_is_told_which_torch_the_matrix_states(matrix, jobs, of_image, of_cell, told):
+def test_an_agents_config_has_the_torch_of_the_matrix(matrix, jobs, of_image, of_cell, expected):
     job = jobs["nccl-w2-g2-env"]
     job = replace(job, cell=replace(job.cell, torch=of_cell))
-    assert job_spec(matrix, job, JobEnvironment(torch=of_image), ATTEMPT).agent.torch == told
+    assert job_spec(matrix, job, JobEnvironment(torch=of_image), ATTEMPT).agent.torch == expected
 
 
 def test_arguments_of_the_suite_come_before_those_of_the_run(spec):
@@ -65,12 +65,12 @@ def test_request_can_be_printed(spec):
     assert json.loads(json.dumps(spec.to_json()))["agent"]["paths"] == ["suite"]
 
 
-def test_request_is_made_of_what_the_suite_declares(spec, repository):
+def test_a_request_has_the_keys_of_its_suite(spec, repository):
     assert [copy.target for copy in spec.files] == [Path("suite"), Path("data")]
     assert spec.code == repository
 
 
-def test_every_path_of_a_suite_is_copied_and_the_agent_told_what_to_ignore(matrix, jobs):
+def test_every_path_of_a_suite_is_copied_and_ignored_paths_are_in_the_config(matrix, jobs):
     job = jobs["nccl-w2-g2-env"]
     suite = replace(job.suite, paths=(Path("suite"), Path("data")), ignored=(Path("suite/slow"),), files=())
     spec = job_spec(matrix, replace(job, suite=suite), JobEnvironment(), ATTEMPT)
@@ -78,7 +78,7 @@ def test_every_path_of_a_suite_is_copied_and_the_agent_told_what_to_ignore(matri
     assert (spec.agent.paths, spec.agent.ignored) == (("suite", "data"), ("suite/slow",))
 
 
-def test_a_suite_from_elsewhere_brings_its_folder_and_what_its_job_imports(matrix, jobs, tmp_path):
+def test_a_suite_with_its_own_home_has_its_files_and_import_paths(matrix, jobs, tmp_path):
     job = jobs["nccl-w2-g2-env"]
     (tmp_path / "pytest.ini").touch()
     suite = replace(job.suite, home=tmp_path, paths=(Path("kit"),), files=(), python_path=(Path("/backend"),))
@@ -88,7 +88,7 @@ def test_a_suite_from_elsewhere_brings_its_folder_and_what_its_job_imports(matri
     assert spec.python_path == (Path("/project"), Path("/backend"))
 
 
-def test_files_are_joined_by_what_pytest_reads_above_them(tmp_path):
+def test_configuration_files_of_parent_folders_are_copied_too(tmp_path):
     for name in ("pyproject.toml", "conftest.py", "a/conftest.py", "a/__init__.py", "a/b/test_x.py", "c/conftest.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -104,7 +104,7 @@ def test_a_suite_that_is_one_file_is_copied_as_one(tmp_path):
     assert [copy.target for copy in files_of(tmp_path, (Path("test_x.py"),), tmp_path)] == [Path("test_x.py")]
 
 
-def test_the_lists_of_tests_that_variables_of_the_host_name_are_copied(tmp_path, matrix, jobs, monkeypatch):
+def test_lists_of_disabled_and_slow_tests_are_copied(tmp_path, matrix, jobs, monkeypatch):
     (tmp_path / "list.json").touch()
     copy = FileCopy(source=tmp_path / "list.json", target=LISTS / "DISABLED_TESTS_FILE")
     variables = {"DISABLED_TESTS_FILE": f"{tmp_path}/list.json", "SLOW_TESTS_FILE": f"{tmp_path}/none.json"}
@@ -123,7 +123,7 @@ def test_the_lists_of_tests_that_variables_of_the_host_name_are_copied(tmp_path,
         (JobEnvironment(image="i"), Passthrough(driver="rocm", numbers=(4, 6)), ["0", "1"]),
     ],
 )
-def test_gpus_that_nobody_has_seen_computing_are_tried(matrix, jobs, where, passthrough, visible):
+def test_unchecked_gpus_are_checked(matrix, jobs, where, passthrough, visible):
     attempt = AttemptOptions(run_id="r", number=1, seed=1, gpus=("GPU-a", "x"), passthrough=passthrough)
     job = jobs["nccl-w2-g2-env"]
     before = job_spec(matrix, job, where, attempt)

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.usefixtures("locks")
 
 
 class OfWholeRun(SectionMaker):
-    """A section with another maker for a run that is interrupted."""
+    """A section whose maker differs if the run is interrupted."""
 
     name = "course"
     is_whole = True
 
     def __call__(self, _suite):
-        """Take nothing."""
+        """Ignore the job."""
 
     def section(self, _merged):
         return Section(title="The run", headline="its course", object={"is_whole": self.is_whole})
@@ -36,7 +36,7 @@ class OfUnfinishedRun(OfWholeRun):
     is_whole = False
 
 
-def test_an_interrupt_while_the_report_is_made_leaves_a_report(matrix, engine, tmp_path, monkeypatch, lines):
+def test_an_interrupt_during_the_report_leaves_a_report(matrix, engine, tmp_path, monkeypatch, lines):
     def interrupted(folder, **options):
         monkeypatch.setattr(schedule_run, "merge", merge)
         signal.raise_signal(signal.SIGINT)

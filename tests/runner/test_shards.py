@@ -1,4 +1,4 @@
-"""Shards of one suite: what they start with, what each leaves, and what becomes of the caches and durations."""
+"""Shards of one suite: their requests, caches and durations."""
 
 import json
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from allranks.report.merging import merge
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.durations import render
-from allranks.runner.earlier_runs import cache_to_start_with, keep_cache_of_shard, take_snapshot
+from allranks.runner.earlier_runs import initial_cache, keep_cache_of_shard, take_snapshot
 from allranks.runner.host import Host
 from allranks.runner.listener import RunListener
 from allranks.runner.request import AttemptOptions, job_spec
@@ -70,7 +70,7 @@ def failed_of(cache):
 # the request
 
 
-def test_a_request_names_the_shard_and_what_its_tests_have_taken(split, pair):
+def test_a_request_has_the_shard_and_the_durations_of_its_tests(split, pair):
     attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
     spec = job_spec(split, pair[1], JobEnvironment(image="i"), attempt)
     assert spec.job_id == f"{CELL}/tiny@2of2"
@@ -90,65 +90,65 @@ def test_an_agent_reads_its_share_from_its_config(split, pair, tmp_path):
     assert AgentConfig.read(tmp_path / "config.json") == agent
 
 
-def test_a_printed_request_is_short_of_the_table_of_durations(split, pair):
+def test_a_printed_request_omits_durations(split, pair):
     attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
     printed = job_spec(split, pair[0], JobEnvironment(image="i"), attempt).to_json()
     assert printed["agent"]["share"] == {"number": 1, "count": 2, "seconds": {}}
 
 
-# what a run begins with
+# the snapshot of a run
 
 
-def test_shards_go_by_the_durations_of_their_suite_and_backend(make_folder, pair, file, lines):
+def test_shards_use_the_durations_of_their_suite_and_backend(make_folder, pair, file, lines):
     folder = take_snapshot(make_folder(pair), pair, file, lines)
     assert folder.seconds_of(pair[0]) == {"t::a": 1.5}
     assert folder.seconds_of(replace(pair[0], cell=replace(pair[0].cell, backend="mpi"))) == {}
 
 
-def test_all_sessions_of_a_run_go_by_the_durations_that_it_began_with(make_folder, pair, file, lines):
+def test_all_sessions_of_a_run_use_its_first_durations(make_folder, pair, file, lines):
     take_snapshot(make_folder(pair), pair, file, lines)
     file.write_text(render({"tiny": {"gloo": {"t::a": 100.0}}}))
     assert take_snapshot(make_folder(pair), pair, file, lines).seconds_of(pair[1]) == {"t::a": 1.5}
 
 
-def test_all_shards_start_an_attempt_with_the_cache_that_the_first_of_them_found(make_folder, pair):
+def test_all_shards_start_with_the_same_cache(make_folder, pair):
     folder = make_folder(pair)
     write(folder.cache_of(pair[0]) / "cache/lastfailed", {"t::a": True})
-    one = cache_to_start_with(folder, pair[0], 1)
+    one = initial_cache(folder, pair[0], 1)
     write(folder.cache_of(pair[0]) / "cache/lastfailed", {})
-    assert cache_to_start_with(folder, pair[1], 1) == one
+    assert initial_cache(folder, pair[1], 1) == one
     assert failed_of(one) == {"t::a": True}
-    assert failed_of(cache_to_start_with(folder, pair[0], 2)) == {}
+    assert failed_of(initial_cache(folder, pair[0], 2)) == {}
 
 
-def test_shards_of_which_the_first_found_no_cache_have_none(make_folder, pair):
+def test_no_shard_has_a_cache_if_the_first_one_had_none(make_folder, pair):
     folder = make_folder(pair)
-    cache_to_start_with(folder, pair[0], 1)
+    initial_cache(folder, pair[0], 1)
     write(folder.cache_of(pair[0]) / "cache/lastfailed", {"t::a": True})
-    assert list(cache_to_start_with(folder, pair[1], 1).iterdir()) == []
+    assert list(initial_cache(folder, pair[1], 1).iterdir()) == []
 
 
-def test_a_whole_suite_costs_no_snapshot(make_folder, jobs, repository, lines):
+def test_a_whole_suite_needs_no_snapshot(make_folder, jobs, repository, lines):
     (repository / ".allranks-durations.json").write_text("broken")
     folder = make_folder(jobs.values())
     before = sorted(folder.path.iterdir())
     assert take_snapshot(folder, jobs.values(), repository / ".allranks-durations.json", lines) == folder
-    assert cache_to_start_with(folder, jobs[CELL], 1) == folder.cache_of(jobs[CELL])
+    assert initial_cache(folder, jobs[CELL], 1) == folder.cache_of(jobs[CELL])
     assert sorted(folder.path.iterdir()) == before
     assert lines == []
 
 
-def test_a_file_of_durations_that_is_broken_is_said_and_the_run_goes_on(make_folder, pair, file, lines):
+def test_a_broken_file_of_durations_is_reported_and_the_run_continues(make_folder, pair, file, lines):
     file.write_text("<<<<<<< ours")
     folder = take_snapshot(make_folder(pair), pair, file, lines)
     assert folder.seconds_of(pair[0]) == {}
-    assert lines[0].startswith(f"{file} is left out: it holds no durations of allranks")
+    assert lines[0].startswith(f"{file} is ignored: it is not a file of durations")
 
 
-def test_a_snapshot_that_somebody_broke_is_an_error(make_folder, pair, file, lines):
+def test_a_broken_snapshot_is_an_error(make_folder, pair, file, lines):
     folder = make_folder(pair)
     (folder.path / "durations.json").write_text("[]")
-    with pytest.raises(ResultsError, match="holds no durations"):
+    with pytest.raises(ResultsError, match="is not a file of durations"):
         take_snapshot(folder, pair, file, lines)
 
 
@@ -157,7 +157,7 @@ def test_a_snapshot_that_somebody_broke_is_an_error(make_folder, pair, file, lin
 
 @pytest.fixture
 def after_shard(tmp_path):
-    """What has failed by the suite's cache after a shard: from how it is now, how it was, and what the shard says."""
+    """The failures in the suite's cache after a shard, given those now, those at the start, and those of the shard."""
 
     def keep(states, own):
         now, before, after = states
@@ -173,36 +173,36 @@ def after_shard(tmp_path):
 @pytest.mark.parametrize(
     ("states", "own", "failed"),
     [
-        # a test that failed before passes in this shard; another shard has mended one, too, and broken one
+        # a failed test passes in this shard; another shard has fixed one too, and broken one
         ((("t::a", "t::x"), ("t::a", "t::b"), ("t::b",)), {"t::a"}, {"t::x"}),
         # a test fails in this shard
         (((), (), ("t::a",)), {"t::a"}, {"t::a"}),
-        # nothing of this shard's changes
+        # nothing changes in this shard
         ((("t::x",), ("t::b",), ("t::b",)), {"t::a"}, {"t::x"}),
-        # a module that can be collected again: pytest takes its tests for failed, which other shards have judged
+        # a fixed module: pytest caches all its tests as failed, but other shards run some of them
         ((("t.py", "t.py::x"), ("t.py",), ("t.py::a", "t.py::b")), {"t.py::a"}, {"t.py::a", "t.py::x"}),
-        # a module that cannot be collected any more
+        # a broken module
         (((), (), ("t.py",)), set(), {"t.py"}),
     ],
 )
-def test_a_shard_changes_what_has_failed_for_its_own_tests_alone(after_shard, states, own, failed):
+def test_a_shard_changes_the_failures_of_its_own_tests_only(after_shard, states, own, failed):
     assert after_shard(states, own) == failed
 
 
-def test_a_shard_that_left_no_cache_changes_nothing(tmp_path):
+def test_a_shard_without_a_cache_changes_nothing(tmp_path):
     write(tmp_path / "cache/cache/lastfailed", {"t::a": True})
     (tmp_path / "results").mkdir()
     keep_cache_of_shard(tmp_path / "results", tmp_path / "cache", tmp_path / "began", set())
     assert failed_of(tmp_path / "cache") == {"t::a": True}
 
 
-def test_other_values_of_the_cache_are_kept_as_they_are(tmp_path):
+def test_other_values_of_the_cache_are_kept(tmp_path):
     write(tmp_path / "results/pytest-cache/v/cache/nodeids", ["t::a"])
     keep_cache_of_shard(tmp_path / "results", tmp_path / "cache", tmp_path / "began", set())
     assert json.loads((tmp_path / "cache/cache/nodeids").read_text()) == ["t::a"]
 
 
-def test_a_link_in_the_place_of_what_has_failed_leads_nowhere(tmp_path):
+def test_a_symlink_instead_of_lastfailed_is_not_followed(tmp_path):
     write(tmp_path / "secret", {"secret": True})
     (tmp_path / "results/pytest-cache/v/cache").mkdir(parents=True)
     (tmp_path / "results/pytest-cache/v/cache/lastfailed").symlink_to(tmp_path / "secret")
@@ -219,7 +219,7 @@ class SharingEngine(StandIn):
     """An engine whose jobs run one test each, ``t::1`` in the first shard, and leave a cache.
 
     Attributes:
-        carried: What each job was given to start with, by its id.
+        carried: The initial files of each job, by its id.
     """
 
     name: str = "sharing"
@@ -287,7 +287,7 @@ def run_pair(split, pair, lines, tmp_path):
     return go
 
 
-def test_a_run_of_shards_has_a_folder_for_each_and_says_how_they_split(run_pair, tmp_path, lines):
+def test_each_shard_has_its_own_folder_and_records_the_split(run_pair, tmp_path, lines):
     assert run_pair() is ExitCode.OK, lines
     found = {
         path.parents[1].name: json.loads(path.read_text()) for path in tmp_path.glob("results/r1/cells/**/job.json")
@@ -299,28 +299,28 @@ def test_a_run_of_shards_has_a_folder_for_each_and_says_how_they_split(run_pair,
     assert any(line.startswith(f"{CELL}/tiny@1of2: running in") for line in lines)
 
 
-def test_a_run_of_shards_keeps_what_its_tests_took(run_pair, file):
+def test_a_run_of_shards_stores_durations(run_pair, file):
     run_pair()
     assert json.loads(file.read_text())["seconds"]["tiny"]["gloo"] == {"t::1": 0.75, "t::2": 0.75, "t::a": 1.5}
 
 
-def test_a_run_goes_by_what_an_earlier_run_has_measured(run_pair, engine):
+def test_a_run_uses_the_durations_of_an_earlier_run(run_pair, engine):
     run_pair()
     run_pair(run_id="r2")
     assert engine.seconds[f"{CELL}/tiny@2of2"] == {"t::1": 0.75, "t::2": 0.75}
 
 
-def test_a_broken_file_of_durations_ends_no_run_and_stays_as_it_is(run_pair, file, lines):
+def test_a_broken_file_of_durations_is_not_changed(run_pair, file, lines):
     file.write_text("{")
     assert run_pair() is ExitCode.OK
     assert file.read_text() == "{"
     assert [line.split(": it ")[0] for line in lines if str(file) in line] == [
-        f"{file} is left out",
-        f"{file} was not renewed by what this run took",
+        f"{file} is ignored",
+        f"{file} was not updated with the durations of this run",
     ]
 
 
-def test_what_failed_in_each_shard_is_in_the_cache_of_the_suite(run_pair, engine, tmp_path):
+def test_the_cache_of_the_suite_has_the_failures_of_all_shards(run_pair, engine, tmp_path):
     run_pair()
     cache = tmp_path / "results/.cache" / CELL / "tiny"
     assert failed_of(cache) == {"t::1": True, "t::2": True}
@@ -337,12 +337,12 @@ def test_shards_that_split_the_suite_differently_are_unaccounted_for(run_pair, e
     assert run_pair() is ExitCode.UNACCOUNTED
 
 
-def test_a_shard_may_run_alone(run_pair, pair, tmp_path):
+def test_a_single_shard_can_run(run_pair, pair, tmp_path):
     assert run_pair([pair[1]]) is ExitCode.OK
     assert [path.name for path in (tmp_path / "results/r1/cells" / CELL).iterdir()] == ["tiny@2of2"]
 
 
-def test_a_planned_shard_that_was_never_run_is_missed(split, pair, host, make_folder, lines):
+def test_a_planned_shard_that_did_not_run_is_missing(split, pair, host, make_folder, lines):
     folder = make_folder(pair)
     Dispatcher(AttemptRunner(split, host, folder, RunListener(lines), ())).run(pair[:1])
     absent = merge(folder.path).suites[1]

@@ -16,13 +16,13 @@ from allranks.runner.progress import STATES, JobProgress, RunningTest, Tests
 from allranks.runner.terminal import ranges, render
 
 
-def counted(*running, passed=0, skipped=0, bad=0, **more):
-    """Tests of a job; running ones with the seconds since their start."""
+def counted(*running, passed=0, skipped=0, failed=0, **more):
+    """Tests of a job; running ones have the seconds since their start."""
     began = {nodeid: RunningTest(nodeid, time.monotonic() - seconds) for nodeid, seconds in running}
-    return Tests(counts=Counter(bad=bad, passed=passed, skipped=skipped), running=began, **more)
+    return Tests(counts=Counter(failed=failed, passed=passed, skipped=skipped), running=began, **more)
 
 
-BAD = counted(passed=30, skipped=5, bad=2, collected=351, first_bad="suites/test_a.py::TestB::test_c[x]")
+BAD = counted(passed=30, skipped=5, failed=2, collected=351, first_failed="suites/test_a.py::TestB::test_c[x]")
 job = partial(JobProgress, job_id="gloo-w2-g0-env/collectives", gpus=(0, 1, 2, 6), slow_after=60)
 DONE = job(state="done", tests=BAD, took=3671.5)
 
@@ -46,11 +46,11 @@ def drawn(listener, width, height=24):
 
 def test_a_wide_terminal_shows_everything_of_a_job():
     title, line, summary = drawn(run_of(DONE), 120)
-    assert title.split() == ["job", "state", "tests", "bad", "GPUs", "time", "now"]
+    assert title.split() == ["job", "state", "tests", "failed", "GPUs", "time", "now"]
     assert line.split() == [
         "gloo-w2-g0-env/collectives", "done", "37/351", "2", "0-2,6", "1:01:11", "test_c[x]",
     ]  # fmt: skip
-    assert summary == "jobs: 1 done (1 bad); tests: 2 bad, 30 passed, 5 skipped of 351; 0:00"
+    assert summary == "jobs: 1 done (1 failed); tests: 2 failed, 30 passed, 5 skipped of 351; 0:00"
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_a_wide_terminal_shows_everything_of_a_job():
         (12, ["gloo-w2-g0-…"]),
     ],
 )
-def test_a_narrow_terminal_does_without_what_matters_least(width, words):
+def test_a_narrow_terminal_omits_the_least_important_columns(width, words):
     assert drawn(run_of(DONE), width)[1].split() == words
 
 
-def test_what_no_job_has_has_no_column():
+def test_empty_columns_are_omitted():
     assert drawn(run_of(JobProgress(job_id="a/b")), 30)[0].split() == ["job", "state"]
 
 
-def test_a_running_job_shows_its_test_and_for_how_long():
+def test_a_running_job_shows_its_test_and_the_duration():
     assert drawn(run_of(hanging(slow_after=300)), 120)[1].endswith("  1:05 test_hang")
     two = job(state="running", tests=counted(("a::test_b", 3.5), ("a::test_a", 4.5)))
     assert drawn(run_of(two), 120)[1].endswith("  0:04 test_a and 1 more")
@@ -81,13 +81,13 @@ def test_a_slow_test_is_marked():
     assert drawn(run_of(hanging()), 120)[1].endswith("  slow: 1:05 test_hang")
 
 
-def test_a_job_shows_its_place_in_the_queue_or_the_rate_of_its_repetitions_as_its_state():
-    for told in ({"place": "queued (Resources)"}, {"rate": "1,500 runs, 3 bad (0.2 %)"}):
-        assert next(iter(told.values())) in drawn(run_of(job(state="running", **told)), 120)[1]
+def test_the_state_may_be_the_queue_status_or_the_failure_rate():
+    for fields in ({"queue_status": "queued (Resources)"}, {"rate": "1,500 runs, 3 failed (0.2 %)"}):
+        assert next(iter(fields.values())) in drawn(run_of(job(state="running", **fields)), 120)[1]
 
 
-def test_trouble_of_a_job_is_shown_in_place_of_its_first_bad_test():
-    row = job(state="done", tests=BAD, trouble="The image cannot be made.")
+def test_a_job_error_is_shown_instead_of_the_first_failed_test():
+    row = job(state="done", tests=BAD, error="The image cannot be made.")
     assert drawn(run_of(row), 120)[1].endswith("The image cannot be made.")
 
 
@@ -98,9 +98,9 @@ def test_the_first_failure_has_one_line():
     assert len(found) == 4
 
 
-def test_where_room_is_short_slow_jobs_come_first_then_running_and_bad_ones_in_the_order_of_the_plan():
+def test_a_short_terminal_prefers_slow_jobs_then_running_then_failed_ones():
     jobs = [
-        JobProgress(job_id="a", state="done"), JobProgress(job_id="b"), JobProgress(job_id="c", trouble="It died."),
+        JobProgress(job_id="a", state="done"), JobProgress(job_id="b"), JobProgress(job_id="c", error="It died."),
         JobProgress(job_id="d", state="preparing"), JobProgress(job_id="e", state="running"),
         hanging(job_id="f"),
     ]  # fmt: skip
@@ -110,15 +110,15 @@ def test_where_room_is_short_slow_jobs_come_first_then_running_and_bad_ones_in_t
 
 @pytest.mark.parametrize("name", ["[bold]a[/bold]/s", "gloo[/]/s", "a[red]", ":smile:/s", "\\[x]"])
 def test_names_with_markup_are_shown_as_they_are(name):
-    row = JobProgress(job_id=name, state="done", tests=counted(bad=1, first_bad=f"f.py::test[{name}]"))
+    row = JobProgress(job_id=name, state="done", tests=counted(failed=1, first_failed=f"f.py::test[{name}]"))
     found = drawn(run_of(row, failure=f"{name}: bad"), 120)
     assert found[1].startswith(name)
     assert f"test[{name}]" in found[1]
     assert found[3] == f"{name}: bad"
 
 
-def test_nothing_that_a_terminal_would_obey_comes_through():
-    row = JobProgress(job_id="a\x1b[2Jb\nc/s", state="done", trouble="\x07no\r\x1b]0;x\x07")
+def test_control_sequences_are_escaped():
+    row = JobProgress(job_id="a\x1b[2Jb\nc/s", state="done", error="\x07no\r\x1b]0;x\x07")
     assert "\x1b" not in "".join(drawn(run_of(row, failure="\x1b[31mred\x1b[0m"), 100))
 
 
@@ -130,9 +130,14 @@ JOBS = st.builds(
     state=st.sampled_from(STATES),
     rate=NAMES,
     tests=st.builds(
-        counted, st.tuples(NAMES, COUNTS), passed=COUNTS, bad=COUNTS, collected=st.none() | COUNTS, first_bad=NAMES
+        counted,
+        st.tuples(NAMES, COUNTS),
+        passed=COUNTS,
+        failed=COUNTS,
+        collected=st.none() | COUNTS,
+        first_failed=NAMES,
     ),
-    trouble=NAMES,
+    error=NAMES,
     gpus=st.lists(st.integers(0, 15), unique=True).map(tuple),
     took=st.none() | COUNTS,
     slow_after=st.just(9),
@@ -140,7 +145,7 @@ JOBS = st.builds(
 
 
 @given(st.lists(JOBS, max_size=30), NAMES, st.integers(1, 160), st.integers(1, 40))
-def test_no_table_is_wider_or_higher_than_its_terminal(jobs, failure, width, height):
+def test_a_table_fits_into_its_terminal(jobs, failure, width, height):
     found = drawn(run_of(*jobs, failure=failure), width, height)
     assert all(cell_len(line) <= width for line in found)
     assert len(found) <= max(1, height - 1)
@@ -149,5 +154,5 @@ def test_no_table_is_wider_or_higher_than_its_terminal(jobs, failure, width, hei
 @pytest.mark.parametrize(
     ("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((5, 0, 1, 7, 8), "0-1,5,7-8")]
 )
-def test_numbers_are_written_as_ranges(numbers, text):
+def test_numbers_are_formatted_as_ranges(numbers, text):
     assert ranges(numbers) == text

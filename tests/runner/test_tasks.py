@@ -1,4 +1,4 @@
-"""How long jobs are expected to run, one by one and together on one host."""
+"""The expected durations of jobs, and their order."""
 
 from allranks.matrix.model import Cell, Image, Job, Shard, Suite
 from allranks.runner.tasks import GUESS, OVERHEAD, Capacity, Task, expected, longest_first
@@ -14,31 +14,31 @@ def job(suite="s", backend="gloo", shards=1):
     )
 
 
-def tasks_of(said):
-    return [Task(number, Capacity(*room), seconds) for number, (room, seconds) in enumerate(said)]
+def tasks_of(demands):
+    return [Task(number, Capacity(*room), seconds) for number, (room, seconds) in enumerate(demands)]
 
 
-def test_a_job_is_expected_to_take_what_its_tests_took_and_its_start():
+def test_the_expected_duration_is_that_of_the_tests_and_the_overhead():
     durations = {"s": {"gloo": {"a": 40.0, "b": 2.0}}}
     assert expected(durations, [job()]) == [(42 + OVERHEAD, True)]
 
 
-def test_a_shard_is_expected_to_take_its_part():
+def test_the_expected_duration_of_a_shard_is_its_fraction():
     durations = {"s": {"gloo": {"a": 40.0, "b": 2.0}}}
     assert expected(durations, [job(shards=4), job(shards=2)]) == [(10.5 + OVERHEAD, True), (21 + OVERHEAD, True)]
 
 
-def test_a_job_that_nothing_is_known_of_counts_as_the_median_of_the_others():
+def test_an_unmeasured_job_has_the_median_of_the_others():
     durations = {name: {"gloo": {"t": seconds}} for name, seconds in (("a", 1.0), ("b", 10.0), ("c", 100.0))}
     assert expected(durations, [job(name) for name in "abcd"])[-1] == (10 + OVERHEAD, False)
 
 
-def test_what_one_backend_takes_says_nothing_of_another():
+def test_durations_of_one_backend_do_not_count_for_another():
     durations = {"s": {"gloo": {"t": 7.0}}}
     assert [each.is_measured for each in expected(durations, [job(), job(backend="nccl")])] == [True, False]
 
 
-def test_where_nothing_is_known_at_all_it_is_a_guess():
+def test_without_any_measurement_the_duration_is_a_guess():
     assert expected({}, [job()]) == [(GUESS, False)]
 
 

@@ -21,7 +21,7 @@ import pytest
 CHILD = Path(__file__).with_name("terminal_run.py")
 ONE, TWO, THREE = "gloo-w1-g0-env/tiny", "gloo-w2-g0-env/tiny", "nccl-w2-g2-env/tiny"
 LIMIT = 20.0
-"""Seconds after which what a test waits for does not come any more."""
+"""The timeout of a wait in a test, in seconds."""
 
 
 @dataclass(kw_only=True)
@@ -52,7 +52,7 @@ class Terminal:
         return "\n".join(self.lines).rstrip()
 
     def wait_for(self, is_there):
-        """Read what is printed until the screen is as wanted, or the run is over."""
+        """Read output until a condition about the screen holds, or the run ends."""
         deadline = time.monotonic() + LIMIT
         while not is_there(self):
             assert self._read(deadline), f"the run ended before:\n{self.text}"
@@ -68,7 +68,7 @@ class Terminal:
         assert ready, f"it never came:\n{self.text}"
         try:
             data = os.read(self.master, 1 << 16)
-        except OSError:  # Linux's way to say that nobody has the terminal open any more
+        except OSError:  # Linux raises EIO if no process has the terminal open
             return False
         self.raw += data
         self._stream.feed(data)
@@ -78,7 +78,7 @@ class Terminal:
         os.write(self.words, b"go\n")
 
     def row(self, job_id):
-        """The row of a job in the table, in words; nothing where there is none."""
+        """The words in the row of a job in the table; empty if there is no such row."""
         found = [line.split() for line in self.lines if line.startswith(f"{job_id}  ")]
         return found[-1][1:] if found else []
 
@@ -92,7 +92,7 @@ def start(repository, locks):
         master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
         words, own = os.pipe()
-        # pytest-xdist's workers say how large a terminal is that is not this one.
+        # pytest-xdist sets the size of another terminal.
         outside = {name: value for name, value in os.environ.items() if name not in {"LINES", "COLUMNS"}}
         process = subprocess.Popen(
             [sys.executable, CHILD, locks, str(words), *arguments],
@@ -126,12 +126,14 @@ def test_the_table_shows_each_job_with_its_test_and_names_the_first_failure_whil
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"] and "first failure" in it.text)
         terminal.wait_for(lambda it: it.row(TWO)[:1] == ["done"] and it.row(THREE)[:1] == ["running"])
         assert terminal.process.poll() is None
-        # Two of three tests have come; one of them is bad, and the third one runs.
+        # Two of three tests have ended, one of them has failed, and the third one is running.
         assert terminal.row(ONE)[1:3] == ["2/3", "1"]
         assert terminal.row(ONE)[-1] == "u"
         assert "0-1" in terminal.row(THREE)
         last = next(number for number, line in reversed(list(enumerate(terminal.lines))) if line)
-        assert terminal.lines[last - 1].startswith("jobs: 2 running, 1 done (1 bad); tests: 1 bad, 3 passed of 5;")
+        assert terminal.lines[last - 1].startswith(
+            "jobs: 2 running, 1 done (1 failed); tests: 1 failed, 3 passed of 5;"
+        )
         assert terminal.lines[last] == f"{ONE}: rank 1 failed in suite/test_a.py::test_b[x]: no [bold]good"
         title = next(number for number, line in enumerate(terminal.lines) if line.startswith("job  "))
         assert all(line.startswith(("engine", "gloo", "nccl")) for line in terminal.lines[:title])
@@ -142,7 +144,7 @@ def test_the_table_shows_each_job_with_its_test_and_names_the_first_failure_whil
         terminal.wait_for_end()
 
 
-def test_what_is_left_on_the_screen_is_what_a_plain_run_prints(start, repository):
+def test_the_final_screen_has_the_output_of_a_plain_run(start, repository):
     found = []
     for environment in ({}, {"TERM": "dumb"}):
         with start(CELLS[0], size=(40, 120), **environment) as terminal:
@@ -156,7 +158,7 @@ def test_what_is_left_on_the_screen_is_what_a_plain_run_prints(start, repository
     assert "exit code" in found[0][1]
 
 
-def test_a_quiet_run_prints_problems_and_the_verdict_alone(start):
+def test_a_quiet_run_prints_only_problems_and_the_verdict(start):
     with start(CELLS[0], "-q", NO_COLOR="1") as terminal:
         terminal.go_on()
         terminal.wait_for_end()
@@ -169,7 +171,7 @@ def test_a_quiet_run_prints_problems_and_the_verdict_alone(start):
     assert "running in" not in terminal.text
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was_and_the_summary_on_it(start, repository):
+def test_ctrl_c_restores_the_terminal_and_prints_the_summary(start, repository):
     with start(CELLS[0], "--endless") as terminal:
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"])
         before = termios.tcgetattr(terminal.master)
@@ -178,15 +180,15 @@ def test_ctrl_c_leaves_the_terminal_as_it_was_and_the_summary_on_it(start, repos
         assert termios.tcgetattr(terminal.master) == before
     assert not terminal.screen.cursor.hidden
     assert terminal.row(ONE) == []
-    assert "interrupted: containers and processes of this run are gone" in terminal.text
+    assert "interrupted: the containers and processes of this run have been removed" in terminal.text
     assert terminal.text.endswith("exit code 130: interrupted")
     record = json.loads(next(repository.glob("results/r1/cells/*/*/*/job.json")).read_text())
     assert record["error"]["kind"] == "interrupted"
 
 
-def test_a_small_terminal_without_colours_shows_what_it_has_room_for(start):
+def test_a_small_terminal_without_colors_shows_what_fits(start):
     with start(*CELLS, size=(6, 48), NO_COLOR="1") as terminal:
-        # Two of three jobs have room: those that run.
+        # Two of three jobs fit: those that are running.
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"] and it.row(THREE)[:1] == ["running"])
         terminal.wait_for(lambda it: "1 done" in it.text and not it.row(TWO))
         for _ in range(2):
@@ -196,7 +198,7 @@ def test_a_small_terminal_without_colours_shows_what_it_has_room_for(start):
     assert not [each for each in colours if re.search(rb"\b[34]\d\b", each)]
 
 
-def test_a_terminal_that_goes_away_ends_the_run_in_good_order(start, repository):
+def test_a_closed_terminal_interrupts_the_run(start, repository):
     with start(CELLS[0], "--endless") as terminal:
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"])
         os.close(terminal.master)

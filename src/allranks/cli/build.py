@@ -1,4 +1,4 @@
-"""``allranks build``: the images of jobs, apart from the jobs."""
+"""``allranks build``: builds the images of jobs without running the jobs."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from allranks.cli.options import engine_option, quiet_option
 from allranks.cli.parser import flag, option
 from allranks.cli.printing import say
-from allranks.cli.selection import Selection, chosen_jobs, read_request
+from allranks.cli.selection import Selection, read_request, selected_jobs
 from allranks.cli.variables import IMAGES_VARIABLE, PLAN_FILE_VARIABLE, PlanVariables
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # The Docker SDK and the modules that need it are imported late: see engines/docker.py.
 
 
-_WHICH = "which of their images"
-_WHERE = "where to put them"
+_WHICH = "which images to build"
+_WHERE = "where to store them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,27 +35,27 @@ class Options(Selection):
 
     without_gpus: bool = flag("--without-gpus", _WHICH, "only the images of jobs without GPUs")
     engine: str = engine_option(_WHICH)
-    quiet: bool = quiet_option(_WHICH, "print the finished images alone")
+    quiet: bool = quiet_option(_WHICH, "print only the finished images")
     export: Path | None = option(
-        "--export DIR", _WHERE, f"also put them into this folder, for the {IMAGES_VARIABLE} of runs", type=Path
+        "--export DIR", _WHERE, f"also export them to this folder, for the {IMAGES_VARIABLE} of runs", type=Path
     )
     registry: str | None = option(
         "--registry NAME",
         _WHERE,
-        "with --export: images that this registry (ghcr.io/owner/repository) has are taken from it, not built",
+        "with --export: do not build images that are in this registry, such as ghcr.io/owner/repository",
     )
     push: bool = flag("--push", _WHERE, "push missing images to it")
     results: Path | None = option(
         "--results DIR",
         _WHERE,
-        "if the build fails, leave the reason here as the result of each job of the plan",
+        "if the build fails, record the error here as the result of each job of the plan",
         type=Path,
     )
-    dry_run: bool = flag("--dry-run", _WHERE, "print the names and the keys of the contents, and stop")
+    dry_run: bool = flag("--dry-run", _WHERE, "print the names and content keys of the images, and stop")
 
 
 def run(options: Options) -> ExitCode:
-    """Build the images of the selected cells, or of all jobs of the plan that a variable names."""
+    """Build the images of the selected cells, or of all jobs of a plan."""
     expansion, options = read_request(options)
     _build_for(_jobs_to_build_for(expansion, options), expansion.matrix, options)
     return ExitCode.OK
@@ -66,9 +66,9 @@ def _jobs_to_build_for(expansion: Expansion, options: Options) -> Sequence[Job]:
 
     plan_file = PlanVariables.read().file
     if plan_file is None:
-        return chosen_jobs(expansion, options)
+        return selected_jobs(expansion, options)
     if options.cells or options.where or options.suite:
-        msg = f"A plan file ({PLAN_FILE_VARIABLE}) already names its cells and suites."
+        msg = f"The plan file in {PLAN_FILE_VARIABLE} already selects cells and suites."
         raise UsageError(msg, remedy=f"Drop cells, --where and --suite, or unset {PLAN_FILE_VARIABLE}.")
     return planned_jobs(expansion, plan_file)
 
@@ -77,43 +77,36 @@ def _build_for(jobs: Iterable[Job], matrix: Matrix, options: Options) -> None:
     from allranks.engines.registry import choose_engine  # noqa: PLC0415
     from allranks.images.daemon import Site  # noqa: PLC0415
 
-    _check(options)
-    of = [job for job in jobs if not (options.without_gpus and job.cell.gpu_count)]
-    images = list(dict.fromkeys(job.image for job in of))
+    _check_options(options)
+    images = dict.fromkeys(job.image for job in jobs if not (options.without_gpus and job.cell.gpu_count))
     engine, why = choose_engine(options.engine)
     client = engine.image_daemon
     if client is None:
+        from allranks.images.sharing import write_list  # noqa: PLC0415
+
         say(f"engine: {engine.name} ({why}), which uses no images")
         if options.export:
-            _write_empty(options.export)
+            write_list(options.export, ())
         return
     with closing(client):
         site = Site(client=client, root=matrix.root, progress=_silent if options.quiet else say)
-        _build_images(images, site, options, matrix.limits.build)
+        _build_images(list(images), site, options, matrix.limits.build)
 
 
-def _silent(_line: str) -> None:
-    """Take a line of progress."""
+def _silent(_message: str) -> None:
+    """Print no progress."""
 
 
-def _check(options: Options) -> None:
+def _check_options(options: Options) -> None:
     if options.results and PlanVariables.read().file is None:
-        what = (
-            f"--results needs {PLAN_FILE_VARIABLE}: the reason of a failed build is the result of each job of a plan."
-        )
+        what = f"--results needs {PLAN_FILE_VARIABLE}: it records a failed build for each job of a plan."
         raise UsageError(what, remedy="Set the variable, or drop --results.")
     if options.registry and not options.export:
-        what = "--registry needs --export: other machines read the address of an image from the exported folder."
-        raise UsageError(what, remedy=f"Add --export DIR, and give that folder to runs: {IMAGES_VARIABLE}=DIR.")
+        what = "--registry needs --export: other machines read the names of the images from the exported folder."
+        raise UsageError(what, remedy=f"Add --export DIR, and pass that folder to runs: {IMAGES_VARIABLE}=DIR.")
     if options.push and not options.registry:
-        msg = "--push has no registry to push to."
+        msg = "--push needs --registry."
         raise UsageError(msg, remedy="Add --registry NAME.")
-
-
-def _write_empty(folder: Path) -> None:
-    from allranks.images.sharing import write_list  # noqa: PLC0415
-
-    write_list(folder, ())
 
 
 def _build_images(images: Sequence[Image], site: "Site", options: Options, seconds: float) -> None:
@@ -121,12 +114,12 @@ def _build_images(images: Sequence[Image], site: "Site", options: Options, secon
     from allranks.images.sharing import export_images  # noqa: PLC0415
 
     if options.dry_run:
-        # CI steps parse standard output: nothing else may be on it, such as progress of pulling a base image.
+        # CI steps parse standard output, so the progress of pulling a base image must not be printed.
         silent = replace(site, progress=_silent)
         for image in images:
             say(f"{image.name} {image_reference(image, silent)}")
         return
-    with untrusted_output(say):  # a project's own build prints what it likes
+    with untrusted_output(say):  # a project's own build may print anything
         if options.export:
             for exported in export_images(images, _shelf(options, options.export), site, seconds):
                 say(f"{exported.name}: {exported.reference}{f' in {exported.file}' if exported.file else ''}")

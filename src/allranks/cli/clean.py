@@ -1,4 +1,4 @@
-"""``allranks clean``: removes what dead runs left on this host and old entries of the cache, or unused images."""
+"""``allranks clean``: removes leftovers of dead runs and old cache entries, or unused images."""
 
 import argparse
 import time
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from allranks.cli.options import json_option
-from allranks.cli.parser import CommandOptions, flag, measured, option
-from allranks.cli.printing import moment, remark, say, say_json
+from allranks.cli.parser import CommandOptions, flag, option, quantity
+from allranks.cli.printing import iso_time, say, say_json, warn
 from allranks.cli.variables import PRUNE_VARIABLE
 from allranks.errors import AllranksError, EngineError, ExitCode, UsageError
 from allranks.user_cache import KEPT_DAYS, prune_cache
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from allranks.engines.base import Leftovers
     from allranks.images.stock import StoredImage
 
-_IMAGES = "instead: the images that runs have built"
+_IMAGES = "to remove images"
 
-_age: Final = measured({"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}, "an age such as 14d, 12h or 30m")
-_size: Final = measured({"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}, "a size such as 40GB, 500MB or 0")
+_age: Final = quantity({"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}, "an age such as 14d, 12h or 30m")
+_size: Final = quantity({"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}, "a size such as 40GB, 500MB or 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +31,18 @@ class Options(CommandOptions):
     usage: ClassVar = "allranks clean [--images [options]]"
 
     images: bool = flag(
-        "--images", _IMAGES, "remove images that no container, run or build needs, the least recently used first"
+        "--images", _IMAGES, "remove images built by allranks that nothing needs, the least recently used first"
     )
     older_than: float | None = option(
         "--older-than AGE",
         _IMAGES,
-        "only those unused for this long: 14d, 12h (default without --keep-size: 14d)",
+        "only images that have not been used for this long: 14d, 12h (default without --keep-size: 14d)",
         type=_age,
     )
     keep_size: float | None = option(
-        "--keep-size SIZE", _IMAGES, "remove until the rest fits into SIZE: 40GB, 0", type=_size
+        "--keep-size SIZE", _IMAGES, "only until the rest fits into this size: 40GB, 0", type=_size
     )
-    dry_run: bool = flag("--dry-run", _IMAGES, "list all images and what would be removed, and remove nothing")
+    dry_run: bool = flag("--dry-run", _IMAGES, "list all images and what would be removed, but remove nothing")
     json: bool = json_option(_IMAGES)
 
 
@@ -51,8 +51,8 @@ def run(options: Options) -> ExitCode:
     if options.images:
         return _clean_images(options)
     if options != Options():
-        msg = "--older-than, --keep-size, --dry-run and --json apply to --images only."
-        raise UsageError(msg, remedy="Add --images, or drop them to remove what dead runs left.")
+        msg = "--older-than, --keep-size, --dry-run and --json need --images."
+        raise UsageError(msg, remedy="Add --images, or drop them to remove leftovers of dead runs.")
     return _clean_leftovers()
 
 
@@ -65,9 +65,9 @@ def _clean_leftovers() -> ExitCode:
         try:
             with closing(engine):
                 found.append(engine.clean_up())
-        except EngineError as error:  # the others have their own
+        except EngineError as error:  # clean up the other engines first
             problems.append(error)
-    removed = [name for each in found for name in each.dead]
+    removed = [name for leftovers in found for name in leftovers.dead]
     try:
         removed += [f"{entry}, not used for {KEPT_DAYS} days" for entry in prune_cache()]
     except AllranksError as error:
@@ -75,8 +75,8 @@ def _clean_leftovers() -> ExitCode:
     for name in removed:
         say(f"removed {name}")
     if not (removed or problems):
-        say("nothing to remove: every run on this host is alive or left nothing behind, and the cache has nothing old")
-    if unknown := [name for each in found for name in each.unknown]:
+        say("nothing to remove: no leftovers of dead runs, and no old cache entries")
+    if unknown := [name for leftovers in found for name in leftovers.unknown]:
         say(
             f"not removed: {', '.join(unknown)}. Their runs belong to another host or to another namespace of this "
             "one, and may be alive. Run `allranks clean` there, or remove these by hand if their runs have ended."
@@ -91,26 +91,25 @@ def _clean_images(options: Options) -> ExitCode:
     from allranks.images.stock import StockLimits  # noqa: PLC0415
 
     limits = StockLimits(unused=options.older_than, size=None if options.keep_size is None else int(options.keep_size))
-    tell = remark if options.json else say
     if options.dry_run and not options.json:
         say(stock.render(stock.every_image(), time.time()) + "\n")
-    done = (stock.preview if options.dry_run else stock.prune)(limits, tell)
+    done = (stock.preview if options.dry_run else stock.prune)(limits, warn if options.json else say)
     if options.json:
         say_json(images=[_object(image) for image in done.left], removed=[_object(image) for image in done.removed])
     return ExitCode.OK
 
 
 def prune_after_run(age: str, say_line: Callable[[str], None]) -> None:
-    """Remove images unused for an age such as ``30d``; a failure is a remark, since the run has its results."""
+    """Remove images unused for an age such as ``30d``; a failure is a warning, since the run has its results."""
     from allranks.images import stock  # noqa: PLC0415
     from allranks.images.stock import StockLimits  # noqa: PLC0415
 
     try:
         stock.prune(StockLimits(unused=_age(age)), say_line)
     except argparse.ArgumentTypeError as error:
-        remark(f"allranks: warning: {PRUNE_VARIABLE}: {error}")
+        warn(f"allranks: warning: {PRUNE_VARIABLE}: {error}")
     except AllranksError as error:
-        remark(f"allranks: warning: unused images stay: {error.what} {error.why}")
+        warn(f"allranks: warning: unused images were not removed: {error.what} {error.why}")
 
 
 def _object(image: "StoredImage") -> Mapping[str, object]:
@@ -121,7 +120,7 @@ def _object(image: "StoredImage") -> Mapping[str, object]:
         "layer": image.layer,
         "size": image.size,
         "own": image.own,
-        "built": moment(image.made) if image.made else None,  # the daemon does not say
-        "used": moment(image.used),
+        "built": iso_time(image.made) if image.made else None,  # unknown to the daemon
+        "used": iso_time(image.used),
         "users": image.users,
     }

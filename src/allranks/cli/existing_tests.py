@@ -1,6 +1,6 @@
-"""The distributed tests that a repository has, and the keys of a suite under which they run as they are.
+"""Finds the distributed tests of a repository, and the suite keys that they need to run unchanged.
 
-A test's source says who starts its ranks and who makes its process group. Nothing of it is imported.
+The source of a test shows what starts its ranks and what creates its process group. No test is imported.
 """
 
 import ast
@@ -24,13 +24,13 @@ _MENTIONED: Final = re.compile(
     rb"torch\.(distributed|multiprocessing|testing)|from torch import|torchrun|process_group|rank|world_size|shared_"
     rb"|DistributedTest|_launcher|ddp_"
 )
-"""What the source of every distributed test file has; no other one is parsed."""
+"""Matches the source of every distributed test file; other files are not parsed."""
 
 _ABOUT_RANKS: Final = re.compile(
     rb"\b(world_size|WORLD_SIZE|local_rank|LOCAL_RANK|init_process_group|nproc_per_node|num_processes|(ddp|fsdp)(_\w+)?"
     rb"|torch\.distributed|DistributedDataParallel|FullyShardedDataParallel|RunIf\([^)]*(standalone|min_\w*gpus))\b"
 )
-"""What a test file that is in no suite may have although it is distributed."""
+"""Matches test files in no suite that may be distributed nevertheless."""
 
 _STARTS_PROCESSES: Final = re.compile(
     r"(\w+\.)*multiprocessing(\.\w+)*\.(spawn|start_processes|\w*Process|Pool|get_context)"
@@ -38,14 +38,14 @@ _STARTS_PROCESSES: Final = re.compile(
 )
 _STARTS_RANKS: Final = re.compile(r"accelerate(\.\w+)*\.(debug|notebook)_launcher")
 _LIGHTNINGS_STRATEGY: Final = re.compile(r"(ddp|fsdp)_(spawn|fork|notebook)\w*")
-"""A string by which Lightning starts processes."""
+"""A string that makes Lightning start processes."""
 
 _DEEPSPEEDS_CLASS: Final = re.compile(r"(\w*\.)*Distributed(Test|Fixture)")
-"""The base of test classes that start a pool of ranks for each test: DeepSpeed's own, and copies of it."""
+"""DeepSpeed's base class, or a copy, of test classes that start a pool of ranks for each test."""
 
 _WORLD_SIZE_MARKER: Final = re.compile(r"(\w+\.)*(\w+_)?world_size")
 _LAUNCHER: Final = re.compile(r"(\S*/)?torchrun(\s+-.*)?|torch\.distributed\.(run|launch)", re.DOTALL)
-"""A string that starts torchrun: a word of a command, and not one of a sentence."""
+"""A string that starts torchrun, and is not a part of a sentence."""
 
 _TORCHS_CLASS: Final = re.compile(r"torch\.testing\._internal\.(common_distributed|common_fsdp|distributed\..*)\.\w+")
 _TORCHS_TESTING: Final = "torch.testing._internal"
@@ -57,18 +57,20 @@ _FIXTURES: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """What tests of one kind need."""
+    """A style of distributed tests."""
 
     meaning: str
-    keys: Mapping[str, object] = field(default_factory=dict)  # of their suite
-    starts_ranks: bool = False  # as many as they like, whatever the cell has
+    keys: Mapping[str, object] = field(default_factory=dict)  # keys of the suite
+    starts_ranks: bool = False  # whether the tests choose the number of ranks, regardless of the cell
 
 
 STYLES: Final[Mapping[str, Style]] = {
-    "distributed": Style(meaning="every rank runs these, in the process group of its cell"),
-    "torchrun": Style(meaning="every rank runs these, and they make the process group", keys={"process_group": False}),
-    "torch-classes": Style(meaning="torch's classes start the ranks of these", starts_ranks=True),
-    "spawn": Style(meaning="these start processes", keys={"launches_ranks": True}, starts_ranks=True),
+    "distributed": Style(meaning="every rank runs these tests, in the process group of its cell"),
+    "torchrun": Style(
+        meaning="every rank runs these tests, which create the process group", keys={"process_group": False}
+    ),
+    "torch-classes": Style(meaning="torch's test classes start the ranks of these tests", starts_ranks=True),
+    "spawn": Style(meaning="these tests start processes", keys={"launches_ranks": True}, starts_ranks=True),
 }
 """The styles of tests, by the names of their suites."""
 
@@ -77,16 +79,15 @@ STYLES: Final[Mapping[str, Style]] = {
 class ExistingTests:
     """The distributed tests of a repository."""
 
-    # By style: files, and folders with nothing else.
-    suites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    suites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # files and folders by style
     counts: Mapping[str, int] = field(default_factory=dict)  # test files by style, with "" for those in no suite
-    unrecognized: tuple[str, ...] = ()  # those in no suite that have to do with ranks
-    has_more: bool = False  # whether there are so many test files that not all were read
-    need_expecttest: bool = False  # True if they import torch's own test classes, which import that package
+    unrecognized: tuple[str, ...] = ()  # files in no suite that mention ranks
+    has_more: bool = False  # whether there are too many test files to read all of them
+    need_expecttest: bool = False  # whether they import torch's own test classes, which import that package
 
 
 def find_tests(root: Path) -> ExistingTests:
-    """The distributed tests in a repository, by the source of its test files."""
+    """Find the distributed tests in a repository by the source of its test files."""
     found = _test_files(root)
     files = [Path(path) for path in islice(found, _MOST_FILES)]
     styles = {path: _style(path, root) for path in files}
@@ -105,7 +106,7 @@ def find_tests(root: Path) -> ExistingTests:
         counts=Counter(styles.values()),
         unrecognized=tuple(path.as_posix() for path in files if not styles[path] and _is_about_ranks(root / path)),
         has_more=next(found, None) is not None,
-        need_expecttest=any(_around(path, root).uses(_TORCHS_TESTING) for path in distributed),
+        need_expecttest=any(_with_imports(path, root).uses(_TORCHS_TESTING) for path in distributed),
     )
 
 
@@ -126,25 +127,25 @@ def _is_about_ranks(path: Path) -> bool:
 
 
 def _style(path: Path, root: Path) -> str:
-    """The style of a test file; what it does not say itself, its conftests and the modules that it imports say."""
+    """The style of a test file, by its own source, or else with its conftests and imported modules."""
     own = _source(root / path)
     if own.is_distributed:
-        return own.style or _around(path, root).style or ("spawn" if own.has_deepspeeds_class else "distributed")
-    if own.fixtures & _FIXTURES and own.fixtures & _FIXTURES - (around := _around(path, root)).functions:
-        return around.style or "distributed"
+        return own.style or _with_imports(path, root).style or ("spawn" if own.has_deepspeeds_class else "distributed")
+    if own.fixtures & _FIXTURES and own.fixtures & _FIXTURES - (combined := _with_imports(path, root)).functions:
+        return combined.style or "distributed"
     return ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """What the source of some modules has."""
+    """The names in the source of one or several modules."""
 
     names: frozenset[str] = frozenset()  # with their modules: torch.distributed.init_process_group
-    bases: frozenset[str] = frozenset()  # the names of them that are bases of classes
-    modules: frozenset[str] = frozenset()  # those imported; a relative one begins with a dot for each folder
+    bases: frozenset[str] = frozenset()  # base classes
+    modules: frozenset[str] = frozenset()  # imported modules; relative ones begin with dots
     functions: frozenset[str] = frozenset()
-    fixtures: frozenset[str] = frozenset()  # the parameters of tests
-    decorators: frozenset[str] = frozenset()  # those with arguments
+    fixtures: frozenset[str] = frozenset()  # parameters of tests
+    decorators: frozenset[str] = frozenset()  # decorators with arguments
     starts_torchrun: bool = False
     has_lightnings_strategy: bool = False
 
@@ -190,8 +191,8 @@ class _Source:
         )
 
 
-def _around(path: Path, root: Path) -> _Source:
-    """The source of a test file, of its conftests, and of the modules of the repository that it imports."""
+def _with_imports(path: Path, root: Path) -> _Source:
+    """The combined source of a test file, its conftests, and the modules of the repository that it imports."""
     found = _source(root / path)
     conftests = [root / folder / "conftest.py" for folder in path.parents]
     for other in (*conftests, *_imported(found.modules, root / path, root)):
@@ -203,7 +204,7 @@ def _imported(modules: Iterable[str], path: Path, root: Path) -> Iterator[Path]:
     for module in modules:
         name = module.lstrip(".")
         dots = len(module) - len(name)
-        above = [folder for folder in path.parents if folder.is_relative_to(root)]  # pytest may add any of them
+        above = [folder for folder in path.parents if folder.is_relative_to(root)]  # any of them may be in sys.path
         folders = [path.parents[dots - 1]] if 0 < dots <= len(path.parents) else [*above, root / "src"]
         for folder in folders:
             yield from (folder / f"{name.replace('.', '/')}{end}" for end in (".py", "/__init__.py"))
@@ -211,9 +212,9 @@ def _imported(modules: Iterable[str], path: Path, root: Path) -> Iterator[Path]:
 
 @cache
 def _source(path: Path) -> _Source:
-    """The source of a module; nothing of one that is absent or is no Python."""
+    """The source of a module; empty if it does not exist or is not valid Python."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes like '\d'
+        with warnings.catch_warnings(action="ignore"):  # invalid escapes such as '\d'
             tree = ast.parse(text if _MENTIONED.search(text := path.read_bytes()) else "")
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return _Source()
@@ -231,14 +232,14 @@ def _source(path: Path) -> _Source:
             _name(base, imported) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases
         ),
         modules=frozenset(modules),
-        functions=frozenset(each.name for each in functions),
-        fixtures=frozenset(name for each in functions if each.name.startswith("test") for name in _fixtures(each)),
+        functions=frozenset(function.name for function in functions),
+        fixtures=frozenset(name for test in functions if test.name.startswith("test") for name in _fixtures(test)),
         decorators=frozenset(
-            _name(mark.func, imported)
-            for each in nodes
-            if isinstance(each, ast.FunctionDef | ast.ClassDef)
-            for mark in each.decorator_list
-            if isinstance(mark, ast.Call)
+            _name(decorator.func, imported)
+            for node in nodes
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            for decorator in node.decorator_list
+            if isinstance(decorator, ast.Call)
         ),
         starts_torchrun=any(map(_LAUNCHER.fullmatch, texts)),
         has_lightnings_strategy=any(map(_LIGHTNINGS_STRATEGY.fullmatch, texts)),
@@ -246,18 +247,18 @@ def _source(path: Path) -> _Source:
 
 
 def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Each name that an import makes, with what it stands for."""
+    """The names that an import binds, with their full names."""
     match node:
         case ast.Import(names=names):
-            for each in names:
-                yield (each.asname, each.name) if each.asname else (each.name.partition(".")[0],) * 2
+            for name in names:
+                yield (name.asname, name.name) if name.asname else (name.name.partition(".")[0],) * 2
         case ast.ImportFrom(names=names, module=module):
-            for each in names:
-                yield each.asname or each.name, f"{module or ''}.{each.name}"
+            for name in names:
+                yield name.asname or name.name, f"{module or ''}.{name.name}"
 
 
 def _name(node: ast.AST, imported: Mapping[str, str]) -> str:
-    """What ``name.attribute.attribute`` stands for; empty for anything else."""
+    """The full name of ``name.attribute.attribute``; empty for any other node."""
     match node:
         case ast.Name(id=name):
             return imported.get(name, name)
@@ -267,12 +268,12 @@ def _name(node: ast.AST, imported: Mapping[str, str]) -> str:
 
 
 def _fixtures(test: ast.FunctionDef) -> Iterator[str]:
-    """The parameters of a test, without those that a mark of it gives."""
+    """The parameters of a test, without those of its ``parametrize`` marks."""
     texts = [
         node.value
-        for mark in test.decorator_list
-        for node in ast.walk(mark)
+        for decorator in test.decorator_list
+        for node in ast.walk(decorator)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    given = {word for text in texts for word in re.findall(r"\w+", text)}
-    yield from (each.arg for each in test.args.args if each.arg not in given)
+    parametrized = {word for text in texts for word in re.findall(r"\w+", text)}
+    yield from (parameter.arg for parameter in test.args.args if parameter.arg not in parametrized)

@@ -1,6 +1,6 @@
-"""Whether this host can run jobs, with one remedy for each problem: ``allranks doctor``.
+"""The checks of ``allranks doctor``: whether this host can run jobs, with a remedy for each problem.
 
-The checks change and remove nothing; they start only two ranks that communicate over gloo.
+They change and remove nothing; they start only two ranks that communicate over gloo.
 """
 
 import os
@@ -14,18 +14,18 @@ from threading import Thread
 from typing import Final
 
 from allranks.agent import kernel
-from allranks.cli.torch_check import examine_torch
+from allranks.cli.torch_check import check_torch
 from allranks.engines import AUTO
 from allranks.engines.base import Finding
 from allranks.engines.gpus import GpuMode, Inventory, nvidia_cards, take_inventory
 from allranks.engines.registry import engine_names, examine_engine
 from allranks.errors import DeviceError
 from allranks.ownership import lock_folder
-from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus
+from allranks.runner.unhealthy_gpus import UNHEALTHY_REMEDY, unhealthy_gpus
 from allranks.user_cache import cache_folder, cache_limit
 
 _GIB: Final = 1 << 30
-_ROOM_FOR_RUNS: Final = _GIB
+_SPACE_FOR_RUNS: Final = _GIB
 _SHM: Final = 512 << 20
 _ROOT: Final = Path("/")
 
@@ -33,7 +33,7 @@ ENGINE_LIMIT: Final = 5.0
 """Seconds for all checks of one engine."""
 
 
-def examine(engine: str, mode: GpuMode, results: Path, *, python: str | None = None) -> Iterator[Finding]:
+def check_host(engine: str, mode: GpuMode, results: Path, *, python: str | None = None) -> Iterator[Finding]:
     """Check this host: first what every user needs, last what only some have.
 
     Args:
@@ -42,30 +42,25 @@ def examine(engine: str, mode: GpuMode, results: Path, *, python: str | None = N
         results: The folder of all runs.
         python: The interpreter that ``process.python`` names; None for that of allranks.
     """
-    yield from examine_torch(python or sys.executable, runs_jobs=python is not None)
+    yield from check_torch(python or sys.executable, runs_jobs=python is not None)
     try:
         inventory = take_inventory(mode)
-        gpus = list(examine_gpus(inventory))
+        gpus = list(check_gpus(inventory))
     except DeviceError as error:
         inventory = Inventory()
         gpus = [Finding("GPUs", f"{error.what} {error.why}", error.remedy)]
-    yield from _examine_engine("process", engine, inventory)
-    yield examine_kernel()
-    yield from examine_folders(results)
+    yield from _check_engine("process", engine, inventory)
+    found = kernel.check()
+    yield Finding("kernel", found.summary, kernel.REMEDY if found.refusal else "")
+    yield from check_folders(results)
     for name in engine_names():
         if name != "process":
-            yield from _examine_engine(name, engine, inventory)
+            yield from _check_engine(name, engine, inventory)
     yield from gpus
 
 
-def examine_kernel() -> Finding:
-    """Check that the kernel has what runs rely on."""
-    found = kernel.check()
-    return Finding("kernel", found.summary, kernel.REMEDY if found.refusal else "")
-
-
-def _examine_engine(name: str, requested: str, inventory: Inventory) -> Iterator[Finding]:
-    """Check an engine that a run would use; processes always, since any run may have left some."""
+def _check_engine(name: str, requested: str, inventory: Inventory) -> Iterator[Finding]:
+    """Check the requested engine, and always the process engine, since any run may have left processes."""
     if name not in {requested, "process"} and requested != AUTO:
         yield Finding(name, f"not checked: the requested engine is {requested}")
         return
@@ -73,7 +68,7 @@ def _examine_engine(name: str, requested: str, inventory: Inventory) -> Iterator
 
 
 def _in_time(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """The findings about an engine, and one more if it does not answer in time, as a daemon that hangs."""
+    """The findings about an engine, and another one if it does not answer in time, such as a daemon that hangs."""
     results: Queue[Finding | BaseException | None] = Queue()
 
     def collect() -> None:
@@ -100,8 +95,8 @@ def _in_time(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
         yield result
 
 
-def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
-    """Check the driver, and this user's access to the GPUs."""
+def check_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
+    """Check the driver, the health of the GPUs, and this user's access to them."""
     gpus = inventory.gpus
     if gpus:
         yield Finding("GPUs", f"{len(gpus)} ({inventory.driver}): {', '.join(map(inventory.name_of, gpus))}")
@@ -109,34 +104,34 @@ def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
         text = "NVIDIA's driver is loaded, but its management library (NVML) reports no GPU"
         yield Finding("GPUs", text, "Run nvidia-smi and follow its advice, usually a restart.")
     elif cards := list(nvidia_cards(root)):
-        text = f"an NVIDIA GPU is present ({', '.join(cards)}), but no driver"
+        text = f"there is an NVIDIA GPU ({', '.join(cards)}), but no driver"
         yield Finding("GPUs", text, "Install NVIDIA's driver, and restart the host.")
     else:
-        yield Finding("GPUs", "none: tests that need some are skipped")
-    yield from examine_health(inventory)
+        yield Finding("GPUs", "none: tests that need GPUs are skipped")
+    yield from check_health(inventory)
     locked = [node for node in inventory.of(gpus).nodes if not os.access(root / node.lstrip("/"), os.R_OK | os.W_OK)]
     if locked:
         text = f"this user may not use {', '.join(locked)}"
         yield Finding("groups", text, "Join their groups: sudo usermod -aG render,video $USER")
 
 
-def examine_health(inventory: Inventory) -> Iterator[Finding]:
-    """Check whether the driver, or earlier runs, have found a GPU to be sick."""
-    for gpu, why in sick_gpus(inventory).items():
-        yield Finding("sick GPU", f"{inventory.name_of(gpu)} is sick: {why}", SICK_REMEDY)
+def check_health(inventory: Inventory) -> Iterator[Finding]:
+    """Check the health of the GPUs, according to the driver and earlier runs."""
+    for gpu, why in unhealthy_gpus(inventory).items():
+        yield Finding("unhealthy GPU", f"{inventory.name_of(gpu)} is unhealthy: {why}", UNHEALTHY_REMEDY)
 
 
-def examine_folders(results: Path, shm: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - a default to check
+def check_folders(results: Path, shm: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - a default to check
     """Check free space and write permissions."""
     for subject, folder in (("results", results), ("cache", cache_folder())):
-        yield _room(subject, _existing(folder), _ROOM_FOR_RUNS)
+        yield _check_space(subject, _existing(folder), _SPACE_FOR_RUNS)
     yield Finding(
         "cache limit",
         f"environments and wheels may take {cache_limit() / _GIB:g} GiB each; the least recently used ones are removed",
     )
-    yield _writable("locks", lock_folder())
+    yield _check_writable("locks", lock_folder())
     if shm.exists():
-        yield _room("shared memory", shm, _SHM, f"Make it larger: sudo mount -o remount,size=2g {shm}")
+        yield _check_space("shared memory", shm, _SHM, f"Make it larger: sudo mount -o remount,size=2g {shm}")
 
 
 def _existing(folder: Path) -> Path:
@@ -144,17 +139,17 @@ def _existing(folder: Path) -> Path:
     return next((path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir()), _ROOT)
 
 
-def _writable(subject: str, folder: Path) -> Finding:
+def _check_writable(subject: str, folder: Path) -> Finding:
     if os.access(folder, os.W_OK | os.X_OK):
         return Finding(subject, f"{folder} is writable")
     return Finding(subject, f"{folder} is not writable", f"Make it writable: sudo chmod a+rwxt {folder}")
 
 
-def _room(subject: str, folder: Path, wanted: int, remedy: str = "") -> Finding:
+def _check_space(subject: str, folder: Path, minimum: int, remedy: str = "") -> Finding:
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Finding(subject, f"{folder} is not writable", "Make it writable, or name another one.")
+        return Finding(subject, f"{folder} is not writable", "Make it writable, or choose another one.")
     free = shutil.disk_usage(folder).free
     text = f"{free / _GIB:.1f} GiB are free in {folder}"
-    if free >= wanted:
+    if free >= minimum:
         return Finding(subject, text)
-    return Finding(subject, text, remedy or f"Free some space: {wanted / _GIB:.1f} GiB are the minimum.")
+    return Finding(subject, text, remedy or f"Free some space: {minimum / _GIB:.1f} GiB are the minimum.")

@@ -1,4 +1,4 @@
-"""``allranks init``: writes a matrix file and a noxfile for the tests of a repository, or a first test."""
+"""``allranks init``: writes a matrix file and a noxfile for a repository, and a first test if it has none."""
 
 import importlib.metadata
 import importlib.util
@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from allranks.cli.existing_tests import STYLES, ExistingTests, find_tests
 from allranks.cli.parser import CommandOptions, flag, option
-from allranks.cli.printing import remark, say
+from allranks.cli.printing import say, warn
 from allranks.engines import AUTO
 from allranks.engines.package import package_folder
 from allranks.errors import DeviceError, EngineError, ExitCode, UsageError, counted
@@ -60,17 +60,17 @@ _REQUIREMENTS = (
     *("requirements/test.txt", "requirements/tests.txt", "tests/requirements.txt"),
     *("requirements-dev.txt", "dev-requirements.txt", "requirements/dev.txt", "requirements.txt"),
 )
-"""Files with what tests need, the likeliest first."""
+"""Files with the requirements of tests, the most likely first."""
 
 _XDIST = re.compile(r"""(?:^|[\s"'=\[])(?:-n|--numprocesses)(?=[\s"',=\d]|auto)""", re.MULTILINE)
 _COMMENT_COLUMN = 36
 
 _SHOWN = 20
-"""Files that are named one by one."""
+"""The maximum number of files that are listed by name."""
 
 
 IGNORED = ("results/", ".nox/")
-"""What runs and nox write into a repository."""
+"""Folders that runs and nox create in a repository."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,26 +78,26 @@ class Repository:
     """What `init` finds in a repository and on its host."""
 
     tests: ExistingTests = field(default_factory=ExistingTests)
-    folder: str = ""  # where a first test goes, relative to the repository; empty if it has distributed tests
-    requirement: str = ""  # what installs allranks for the new noxfile; empty if there is a noxfile
+    folder: str = ""  # the folder for a first test, relative to the repository; empty if it has distributed tests
+    requirement: str = ""  # the requirement for allranks in a new noxfile; empty if there is a noxfile
     requirements: str = ""  # a requirements file; empty for none
-    has_project: bool = False  # True if the repository is a package that pip can build
-    uses_xdist: bool = False  # True if its pytest configuration asks for pytest-xdist's workers
+    has_project: bool = False  # whether the repository is a package that pip can build
+    uses_xdist: bool = False  # whether its pytest configuration requests pytest-xdist's workers
     torch: str = ""  # the version of the installed torch, without a local part; empty if none is installed
-    is_cpu_only: bool = False  # True if that torch was built without CUDA and ROCm
-    lacks: str = ""  # the first package that the tests need and this interpreter does not have
-    python: str = ""  # this interpreter as the matrix file names it; empty if it has no stable name
+    is_cpu_only: bool = False  # whether that torch was built without CUDA and ROCm
+    missing: str = ""  # the first package that the tests need and this interpreter does not have
+    python: str = ""  # this interpreter as the matrix file names it; empty if it has no portable name
     gpus: int = 0
-    engine: tuple[str, str] = ("process", "")  # where runs take place: ``docker`` or ``process``, and why
+    engine: tuple[str, str] = ("process", "")  # the engine of runs, and the reason
 
     @property
-    def is_runner(self) -> bool:
-        """Whether the ranks can run in this interpreter."""
-        return bool(self.python and self.torch) and not self.lacks
+    def can_run_ranks(self) -> bool:
+        """Whether ranks can run in this interpreter."""
+        return bool(self.python and self.torch) and not self.missing
 
 
 _WRITTEN = "what to write"
-_SCHEMA = "instead: a JSON schema of the matrix file, for editors"
+_SCHEMA = "to print a JSON schema of the matrix file, for editors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,20 +106,22 @@ class Options(CommandOptions):
 
     usage: ClassVar = "allranks init [FOLDER] [options]"
 
-    folder: Path = option("FOLDER", _WRITTEN, "the repository (default: here)", nargs="?", type=Path, default=Path())
-    dry_run: bool = flag("--dry-run", _WRITTEN, "print the files, and write nothing")
+    folder: Path = option(
+        "FOLDER", _WRITTEN, "the repository (default: this folder)", nargs="?", type=Path, default=Path()
+    )
+    dry_run: bool = flag("--dry-run", _WRITTEN, "print the files, but do not write them")
     source: str | None = option(
         "--source SOURCE",
         _WRITTEN,
-        "where noxfile.py installs allranks from: the path of a checkout or wheel, or git+https://...@COMMIT "
-        "(default: where this allranks was installed from)",
+        "the source from which noxfile.py installs allranks: a checkout, a wheel, or git+https://...@COMMIT "
+        "(default: the source of this installation)",
     )
     force: bool = flag("--force", _WRITTEN, f"overwrite an existing {FILE_NAME} or first test")
     schema: bool = flag("--schema", _SCHEMA, f"print the schema of {FILE_NAME}")
     pyproject: bool = flag(
         "--pyproject",
         _SCHEMA,
-        f"with --schema: that of {PYPROJECT}, in which the matrix is [{'.'.join(PYPROJECT_TABLE)}]",
+        f"with --schema: print the schema of {PYPROJECT}, where the matrix is [{'.'.join(PYPROJECT_TABLE)}]",
     )
 
 
@@ -130,7 +132,7 @@ def _show_schema(options: Options) -> ExitCode:
 
 
 def _inside_pyproject(schema: dict[str, object]) -> dict[str, object]:
-    """A schema of pyproject.toml that allows everything beside the matrix."""
+    """A schema of pyproject.toml that allows everything outside of the matrix."""
     outer = {"$schema": schema.pop("$schema")}
     inner: dict[str, object] = schema
     for name in reversed(PYPROJECT_TABLE):
@@ -149,38 +151,38 @@ def run(options: Options) -> ExitCode:
     if not root.is_dir():
         msg = f"There is no folder {options.folder}."
         raise UsageError(msg, remedy="Create it, or name the folder of your repository.")
-    found = look_around(root, options.source)
+    found = inspect_repository(root, options.source)
     texts = contents(found)
     if not options.force and not options.dry_run:
-        _refuse_existing(root, texts)
-    for name, text in (texts | _ignoring(root)).items():
+        _check_not_existing(root, texts)
+    for name, text in (texts | _gitignore(root)).items():
         if options.dry_run:
             say(f"--- {name}\n{text}")
         else:
             _write(root / name, text)
             say(f"wrote {name}")
     for line in (*_classification(found.tests), *_advice(root, found)):
-        remark(line)
+        warn(line)
     return ExitCode.OK
 
 
-def _refuse_existing(root: Path, texts: Mapping[str, str]) -> None:
+def _check_not_existing(root: Path, texts: Mapping[str, str]) -> None:
     present = [name for name in texts if name != "noxfile.py" and (root / name).exists()]
     if _tool_table(root, *PYPROJECT_TABLE):
         present.append(f"[{'.'.join(PYPROJECT_TABLE)}] in {PYPROJECT}")
     if present:
-        msg = f"This repository already has {' and '.join(present)}, and nothing was written."
-        remedy = "`allranks plan` shows its matrix. --dry-run prints the files, and --force overwrites."
+        msg = f"This repository already has {' and '.join(present)}. Nothing was written."
+        remedy = "`allranks plan` shows its matrix. --dry-run prints the new files, --force overwrites."
         raise UsageError(msg, remedy=remedy)
 
 
-def _ignoring(root: Path) -> dict[str, str]:
-    """The text of .gitignore with what it lacks; nothing if it has all."""
+def _gitignore(root: Path) -> dict[str, str]:
+    """The text of .gitignore with missing lines added; empty if none are missing."""
     text = _text(root / ".gitignore")
     lines = {line.strip().strip("/") for line in text.splitlines()}
-    lacking = [line for line in IGNORED if line.strip("/") not in lines]
+    missing = [line for line in IGNORED if line.strip("/") not in lines]
     end = "" if not text or text.endswith("\n") else "\n"
-    return {".gitignore": f"{text}{end}{chr(10).join(lacking)}\n"} if lacking else {}
+    return {".gitignore": f"{text}{end}{chr(10).join(missing)}\n"} if missing else {}
 
 
 def _write(path: Path, text: str) -> None:
@@ -193,46 +195,46 @@ def _write(path: Path, text: str) -> None:
 
 
 def _classification(tests: ExistingTests) -> Iterator[str]:
-    """What the test files of the repository were taken for, and those that nothing was recognized of."""
+    """How the test files of the repository were classified."""
     if not tests.counts:
         return
     yield f"{counted(sum(tests.counts.values()), 'test file')}:"
     yield from (f"    {tests.counts[style]} in suites.{style}: {STYLES[style].meaning}" for style in tests.suites)
     if plain := tests.counts.get("", 0) - len(tests.unrecognized):
-        yield f"    {plain} in no suite: nothing of these is distributed"
+        yield f"    {plain} in no suite: not distributed"
     if unknown := tests.unrecognized:
-        yield f"    {len(unknown)} in no suite, not recognized: these mention ranks, and do not say who starts them"
+        yield f"    {len(unknown)} in no suite, not recognized: they mention ranks, but it is unclear what starts them"
         yield from (f"        {path}" for path in unknown[:_SHOWN])
         if (rest := len(unknown) - _SHOWN) > 0:
             yield f"        and {rest} more"
     if tests.has_more:
-        yield "There are more test files, which were not read: they are in no suite."
+        yield "There are too many test files: the others were not read and are in no suite."
 
 
 def _advice(root: Path, found: Repository) -> Iterator[str]:
     noxfile = root / "noxfile.py"
     if noxfile.exists() and "allranks" not in _text(noxfile):
         requirement = f"allranks @ {_own_address() or 'git+https://...@COMMIT'}"
-        yield "noxfile.py is there already; for sessions of the cells add to it:"
+        yield "noxfile.py already exists. To add a session for each cell, add to it:"
         yield from (f"    {line}" for line in NOXFILE.format(requirement=json.dumps(requirement)).splitlines())
     if "file://" in found.requirement:
         yield "noxfile.py installs allranks from a path of this machine. For others write allranks @ git+https://...@COMMIT."
     name, why = found.engine
     yield f"Engine: {name}{f' ({why})' if why else ''}."
-    if name == "process" and not found.is_runner:
-        reason = f"lacks {found.lacks}" if found.lacks else "is neither in this repository nor on the PATH"
-        yield f"Jobs will run in an environment that allranks makes, since {sys.executable} {reason}."
+    if name == "process" and not found.can_run_ranks:
+        reason = f"lacks {found.missing}" if found.missing else "is neither in this repository nor on the PATH"
+        yield f"Jobs will run in an environment that allranks creates, because {sys.executable} {reason}."
     yield "Next: allranks plan, then allranks run"
 
 
-def look_around(root: Path, source: str | None = None) -> Repository:
-    """What the repository and this host have."""
+def inspect_repository(root: Path, source: str | None = None) -> Repository:
+    """Inspect the repository and this host."""
     tests = find_tests(root)
     torch, is_cpu_only = installed_torch()
     has_noxfile = (root / "noxfile.py").exists()
     if has_noxfile and source is not None:
-        msg = "There is a noxfile.py already, and --source tells what a new one installs."
-        raise UsageError(msg, remedy="Leave out --source, or remove the noxfile first.")
+        msg = "--source is only for a new noxfile.py, but there already is one."
+        raise UsageError(msg, remedy="Drop --source, or remove the noxfile first.")
     needed = ("torch", "pytest", *(PACKAGES_OF_TORCHS_CLASSES if tests.need_expecttest else ()))
     return Repository(
         tests=tests,
@@ -243,7 +245,7 @@ def look_around(root: Path, source: str | None = None) -> Repository:
         uses_xdist=any(_XDIST.search(text) for text in _pytest_configurations(root)),
         torch=torch,
         is_cpu_only=is_cpu_only,
-        lacks=next((name for name in needed if importlib.util.find_spec(name) is None), ""),
+        missing=next((name for name in needed if importlib.util.find_spec(name) is None), ""),
         python=_python(root),
         gpus=0 if is_cpu_only else _gpus(),
         engine=_engine(),
@@ -265,7 +267,7 @@ def _pytest_configurations(root: Path) -> Iterator[str]:
 
 
 def _tool_table(root: Path, *keys: str) -> object:
-    """A table of pyproject.toml; None if there is none, or no such file."""
+    """A table of pyproject.toml; None if it does not exist."""
     value: object = None
     with suppress(OSError, ValueError):
         value = tomllib.loads((root / PYPROJECT).read_text(encoding="utf-8"))
@@ -281,7 +283,7 @@ def _text(path: Path) -> str:
 
 
 def installed_torch() -> tuple[str, bool]:
-    """The installed torch, without importing it: its version, and whether it lacks CUDA and ROCm."""
+    """The version of the installed torch, and whether it lacks CUDA and ROCm; without importing it."""
     spec = importlib.util.find_spec("torch")
     text = _text(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
     values = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE))
@@ -290,7 +292,7 @@ def installed_torch() -> tuple[str, bool]:
 
 
 def _python(root: Path) -> str:
-    """This interpreter, by a name that is good on other machines, too: below the repository, or on the PATH."""
+    """A name of this interpreter that is valid on other machines too: in the repository, or on the PATH."""
     prefix = Path(sys.prefix)
     if prefix.is_relative_to(root):
         return (prefix.relative_to(root) / "bin" / "python").as_posix()
@@ -299,7 +301,7 @@ def _python(root: Path) -> str:
 
 
 def _gpus() -> int:
-    from allranks.engines.gpus import take_inventory  # noqa: PLC0415 - no other command line part needs it so early
+    from allranks.engines.gpus import take_inventory  # noqa: PLC0415 - the help of `init` does not need it
 
     try:
         return len(take_inventory().gpus)
@@ -319,18 +321,18 @@ def _engine() -> tuple[str, str]:
 
 
 def _requirement(given: str | None) -> str:
-    """A requirement that installs this allranks. It always has an address: the name on an index may be a stranger's."""
+    """A requirement that installs this allranks, always with a URL: that name on an index may be another project."""
     if given is not None:
         return f"allranks @ {_address(given)}"
     if address := _own_address():
         return f"allranks @ {address}"
-    msg = "Where this allranks was installed from cannot be determined, and noxfile.py has to name it."
-    why = "It was installed by its name, or what it was installed from is gone."
+    msg = "noxfile.py needs the source of this installation of allranks, which is unknown."
+    why = "It was installed by name, or its source no longer exists."
     raise UsageError(msg, why=why, remedy=f"Pass it: {_SOURCE_FORMS}.")
 
 
 def _address(given: str) -> str:
-    """The address of a source that the user names."""
+    """The URL of a source that the user names."""
     if _REMOTE.fullmatch(given):
         return given
     path = Path(given.removeprefix("file://")).absolute()
@@ -341,21 +343,21 @@ def _address(given: str) -> str:
 
 
 def _own_address() -> str:
-    """The checkout of this allranks, or what its installation recorded (direct_url.json); empty if that is unknown."""
+    """The URL of this allranks: its checkout, or the source that pip recorded (direct_url.json); empty if unknown."""
     checkout = package_folder().parents[1]
     if _tool_table(checkout, "project", "name") == "allranks":
         return checkout.as_uri()
     try:
-        # Another one may be installed, too: this one has the modules that run.
-        every = importlib.metadata.distributions(name="allranks")
-        own = next(each for each in every if Path(str(each.locate_file("allranks"))).resolve() == package_folder())
-        said = json.loads(own.read_text("direct_url.json") or "{}")
-        address = str(said["url"])
-        if of_repository := said.get("vcs_info"):
-            return f"{of_repository['vcs']}+{address}@{of_repository['commit_id']}"
-        if address.startswith("file://"):
-            return address if Path(unquote(urlsplit(address).path)).exists() else ""
-        return f"{address}#sha256={said['archive_info']['hashes']['sha256']}"
+        # Several may be installed: find the one whose modules are running.
+        installed = importlib.metadata.distributions(name="allranks")
+        own = next(dist for dist in installed if Path(str(dist.locate_file("allranks"))).resolve() == package_folder())
+        direct_url = json.loads(own.read_text("direct_url.json") or "{}")
+        url = str(direct_url["url"])
+        if vcs := direct_url.get("vcs_info"):
+            return f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+        if url.startswith("file://"):
+            return url if Path(unquote(urlsplit(url).path)).exists() else ""
+        return f"{url}#sha256={direct_url['archive_info']['hashes']['sha256']}"
     except (StopIteration, ValueError, LookupError, TypeError, AttributeError):
         return ""
 
@@ -370,13 +372,13 @@ def contents(found: Repository) -> dict[str, str]:
 def matrix_text(found: Repository) -> str:
     """The text of the matrix file."""
     suites = found.tests.suites or {"distributed": (found.folder,)}
-    of_suites = (_suite(style, paths, found) for style, paths in suites.items())
-    parts = (_HEAD, _axes(found), *of_suites, _image(found), _process(found))
+    tables = (_suite(style, paths, found) for style, paths in suites.items())
+    parts = (_HEAD, _axes(found), *tables, _image(found), _process(found))
     return "\n".join("\n".join(part) + "\n" for part in parts if part)
 
 
 _HEAD = (
-    "# The matrix of this repository. allranks runs every suite in every cell: a combination of values of [matrix].",
+    "# The matrix of this repository. allranks runs every suite in every cell, a combination of values of [matrix].",
     "# `allranks plan` lists the cells, `allranks run` runs them, and `allranks init --schema` helps editors.",
 )
 
@@ -386,11 +388,11 @@ def _axes(found: Repository) -> list[str]:
     lines = ["[matrix]"]
     if gpus:
         lines.append(_line("backend", ["gloo", "nccl"], "the backends of the process group"))
-        lines.append(_line("world_size", [1, 2], "ranks: one process each"))
-        lines.append(_line("gpu_count", [0, *gpus], "GPUs of a cell"))
+        lines.append(_line("world_size", [1, 2], "numbers of ranks"))
+        lines.append(_line("gpu_count", [0, *gpus], "numbers of GPUs"))
         return [*lines, "", *_GPU_RULES]
     lines.append(_line("backend", ["gloo"], 'the backends of the process group: also "nccl"'))
-    lines.append(_line("world_size", [1, 2], "ranks: one process each"))
+    lines.append(_line("world_size", [1, 2], "numbers of ranks"))
     return [*lines, "# For NCCL on GPUs, add it to the backends, and:", *(f"# {line}".rstrip() for line in _MORE_GPUS)]
 
 
@@ -411,49 +413,49 @@ def _suite(name: str, paths: Sequence[str], found: Repository) -> list[str]:
     style = STYLES[name]
     lines = [f"[suites.{name}]", f"# {style.meaning[0].upper()}{style.meaning[1:]}."]
     if len(paths) == 1:
-        lines.append(_line("path", paths[0], "or a list of folders, files and patterns"))
+        lines.append(_line("path", paths[0], "or a list of folders, files and globs"))
     else:
         lines += ["path = [", *(f"    {json.dumps(path, ensure_ascii=False)}," for path in paths), "]"]
     lines += [_line(key, value, "see docs/existing-tests.md") for key, value in style.keys.items()]
     if style.starts_ranks and found.gpus != 1:
-        lines.append(_line("when", "world_size == 2", "they choose their number of ranks themselves"))
+        lines.append(_line("when", "world_size == 2", "these tests choose their number of ranks themselves"))
     if not style.keys and not style.starts_ranks:
-        lines.append(_line("isolation", "file", 'how long ranks live: "test", "file" or "job"'))
+        lines.append(_line("isolation", "file", 'the lifetime of ranks: "test", "file" or "job"'))
     if found.uses_xdist:
-        lines.append(_line("pytest_args", ["-n", "0"], "pytest-xdist cannot be used: the ranks are the processes"))
+        lines.append(_line("pytest_args", ["-n", "0"], "ranks are processes, so pytest-xdist cannot be used"))
     return lines
 
 
 def _image(found: Repository) -> list[str]:
     here = "as here" if found.engine[0] == "docker" else "not here"
     lines = [
-        f"# Where a Docker daemon answers ({here}), cells run in containers of an image with this content,",
-        "# which the first run builds; elsewhere they run as processes.",
+        f"# If a Docker daemon is available ({here}), cells run in containers of an image with this content,",
+        "# which the first run builds; otherwise they run as processes.",
         "[images.default]",
-        _line("torch", found.torch or DEFAULT_TORCH, "one exact version"),
+        _line("torch", found.torch or DEFAULT_TORCH, "an exact version"),
     ]
     if found.requirements:
-        lines.append(_line("requirements", found.requirements, "what the tests need"))
+        lines.append(_line("requirements", found.requirements, "the requirements of the tests"))
     if found.tests.need_expecttest:
         lines.append(_line("packages", [*PACKAGES_OF_TORCHS_CLASSES], "torch's test classes import them"))
     elif not found.requirements:
-        lines.append(f"# {_line('packages', ['numpy'], 'what else the tests need')}")
+        lines.append(f"# {_line('packages', ['numpy'], 'other packages that the tests need')}")
     if found.has_project:
         lines.append(_line("project", ".", "your own code, installed from a wheel"))
     return lines
 
 
 def _process(found: Repository) -> list[str]:
-    if not found.is_runner:
+    if not found.can_run_ranks:
         return []
     kind = "for CPUs" if found.is_cpu_only else "for GPUs"
     return [
-        "# The interpreter for processes. Without this table allranks makes an environment with the image's content.",
+        "# The interpreter for processes. Without this table, allranks creates an environment like the image.",
         "[process]",
         _line("python", found.python, f"it has torch {found.torch} {kind}"),
     ]
 
 
 def _line(key: str, value: object, comment: str) -> str:
-    """A key with a comment; the strings of TOML and JSON are the same but for a few characters that are escaped."""
+    """A TOML key with a comment; JSON's strings are also valid in TOML, except for a few control characters."""
     return f"{f'{key:<10} = {json.dumps(value, ensure_ascii=False)}':<{_COMMENT_COLUMN}} # {comment}"

@@ -1,9 +1,9 @@
-"""Whether this machine has what cells need, before anything is built: ``allranks doctor --cell``.
+"""Checks whether this machine can run cells, before anything is built: ``allranks doctor --cell``.
 
-Compared are the number of GPUs, their health, the driver with the CUDA of each image, and NVIDIA's container toolkit.
-An image's CUDA is known before its build from torch's version or index, from the requirements in torch's metadata, from
-the interpreter of the process engine, or from a finished image that is on this machine. If none of these has it, the
-driver cannot be judged, and that is no problem.
+It checks the number of GPUs, their health, NVIDIA's container toolkit, and whether the driver supports the CUDA version
+of each image. That version is known before the build from torch's version or index, from the requirements in torch's
+metadata, from the interpreter of the process engine, or from a finished image on this machine. If none of these has it,
+the driver is not checked, which is not a problem.
 """
 
 import json
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.cli.host_checks import examine_health
+from allranks.cli.host_checks import check_health
 from allranks.engines.base import Finding
 from allranks.engines.gpus import GpuMode, Inventory, take_inventory
 from allranks.engines.registry import choose_engine
@@ -24,11 +24,10 @@ from allranks.errors import AllranksError, DeviceError
 from allranks.matrix.model import Cell, Image, Matrix
 
 LEAST_DRIVER: Final[Mapping[int, int]] = {11: 450, 12: 525, 13: 580}
-"""The oldest branch of the driver for each major version of CUDA: within one, a driver runs programs of any minor
-version (NVIDIA, "CUDA Toolkit Release Notes", table "CUDA Toolkit and Minimum Required Driver Version for CUDA Minor
-Version Compatibility", https://docs.nvidia.com/cuda/cuda-toolkit-release-notes). The exception are packages for forward
-compatibility, ``cuda-compat-*``: an image that names one makes no demand here
-(https://docs.nvidia.com/deploy/cuda-compatibility)."""
+"""The oldest driver branch for each major version of CUDA: a driver runs programs of any minor version of it (NVIDIA,
+"CUDA Toolkit Release Notes", table "CUDA Toolkit and Minimum Required Driver Version for CUDA Minor Version
+Compatibility", https://docs.nvidia.com/cuda/cuda-toolkit-release-notes). Images with a package for forward
+compatibility, ``cuda-compat-*``, are not checked (https://docs.nvidia.com/deploy/cuda-compatibility)."""
 
 _LOCAL_VERSION: Final = re.compile(r"\+cu(\d+)(\d)$")
 _INDEX: Final = re.compile(r"/cu(\d+)(\d)/?$")
@@ -36,14 +35,14 @@ _RUNTIME: Final = re.compile(
     r"(?:nvidia[-_]cuda[-_]runtime(?:[-_]cu\d+)?|cuda[-_]toolkit)\s*(?:\[[^\]]*\])?\s*==\s*(\d+)\.(\d+)"
 )
 _REQUIRED: Final = re.compile(r"\bcuda>=(\d+)\.(\d+)")
-_FORWARD: Final = "cuda-compat"
+_FORWARD_COMPATIBILITY: Final = "cuda-compat"
 _MODULE_VERSION: Final = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
-_OF_ENGINE: Final = frozenset({"Docker", "toolkit", "CDI"})
+_CHECKS_OF_GPU_ENGINES: Final = frozenset({"Docker", "toolkit", "CDI"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cuda:
-    """The version of CUDA that an image needs, and how that is known."""
+    """The CUDA version that an image needs, and the source of this information."""
 
     major: int
     minor: int
@@ -51,136 +50,136 @@ class Cuda:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
-    """Where the jobs are to run: as for a run."""
+class Target:
+    """Where the jobs are going to run."""
 
     engine: str
     mode: GpuMode
     root: Path = Path("/")
 
 
-def examine_demands(cells: Mapping[Cell, Image], matrix: Matrix, where: Where) -> Iterator[Finding]:
-    """Check what cells, each with its image, need of this machine; without GPUs that is nothing."""
+def check_demands(cells: Mapping[Cell, Image], matrix: Matrix, target: Target) -> Iterator[Finding]:
+    """Check what cells and their images need of this machine; cells without GPUs need nothing."""
     with_gpus = {cell: image for cell, image in cells.items() if cell.gpu_count}
     if not with_gpus:
-        yield Finding("GPUs", "none of these cells needs any")
+        yield Finding("GPUs", "none of these cells needs a GPU")
         return
     try:
-        inventory = take_inventory(where.mode)
+        inventory = take_inventory(target.mode)
     except DeviceError as error:
         yield Finding("GPUs", f"{error.what} {error.why}", error.remedy)
         return
-    yield _number(with_gpus, len(inventory.gpus))
-    yield from examine_health(inventory)
+    yield _check_number(with_gpus, len(inventory.gpus))
+    yield from check_health(inventory)
     if inventory.driver != "rocm":
-        yield from _drivers(with_gpus.values(), matrix, where, inventory.version or _loaded_version(where.root))
-    yield from _engine(where, inventory)
+        yield from _check_driver(with_gpus.values(), matrix, target, inventory.version or _loaded_version(target.root))
+    yield from _check_engine(target, inventory)
 
 
-def _number(cells: Iterable[Cell], there: int) -> Finding:
+def _check_number(cells: Iterable[Cell], available: int) -> Finding:
     most = max(cells, key=lambda cell: cell.gpu_count)
-    text = f"{most.id} needs {most.gpu_count}, and this machine has {there}"
+    text = f"{most.id} needs {most.gpu_count}, this machine has {available}"
     remedy = "Correct gpus of its [[runners]] in the matrix file, or see `allranks doctor` on this machine."
-    return Finding("GPUs", text, remedy if there < most.gpu_count else "")
+    return Finding("GPUs", text, remedy if available < most.gpu_count else "")
 
 
 def _loaded_version(root: Path) -> str:
-    """The version of the loaded driver, where NVML was not asked; empty without one."""
+    """The version of the loaded driver, without NVML; empty if none is loaded."""
     with suppress(OSError):
         found = _MODULE_VERSION.search((root / "proc/driver/nvidia/version").read_text(encoding="ascii"))
         return found[1] if found else ""
     return ""
 
 
-def _drivers(images: Iterable[Image], matrix: Matrix, where: Where, version: str) -> Iterator[Finding]:
+def _check_driver(images: Iterable[Image], matrix: Matrix, target: Target, version: str) -> Iterator[Finding]:
     for image in dict.fromkeys(images):
         try:
-            cuda = cuda_of(image, matrix, where.engine)
+            cuda = cuda_of(image, matrix, target.engine)
         except AllranksError as error:
-            yield Finding("driver", f"the CUDA of image {image.name} is not known yet: {error.what} {error.why}")
+            yield Finding("driver", f"the CUDA version of image {image.name} is unknown: {error.what} {error.why}")
             continue
         yield compare_driver(image, cuda, version)
 
 
 def compare_driver(image: Image, cuda: Cuda | None, version: str) -> Finding:
-    """Compare the driver with what an image needs.
+    """Check whether the driver supports the CUDA version of an image.
 
     Args:
         image: The image.
-        cuda: Its CUDA; None if it is unknown.
-        version: The driver's version, as ``535.104.05``; empty if it is unknown.
+        cuda: Its CUDA version; None if it is unknown.
+        version: The driver's version, such as ``535.104.05``; empty if it is unknown.
     """
     if cuda is None:
-        return Finding("driver", f"the CUDA of image {image.name} is not known before it is there")
+        return Finding("driver", f"the CUDA version of image {image.name} is unknown before its build")
     least = LEAST_DRIVER.get(cuda.major)
-    needs = f"image {image.name} has CUDA {cuda.major}.{cuda.minor} ({cuda.source})"
-    if any(name.startswith(_FORWARD) for name in image.apt):
-        return Finding("driver", f"{needs} and packages for forward compatibility, and is not compared")
-    if least is None or not version:
-        what = (
-            "this version of allranks does not know its least driver" if version else "the driver's version is unknown"
-        )
-        return Finding("driver", f"{needs}; {what}")
-    text = f"{needs}, which needs driver {least} or newer, and this machine has {version}"
-    remedy = f"Install NVIDIA's driver {least} or newer, or give the image a torch of an older CUDA."
+    subject = f"image {image.name} has CUDA {cuda.major}.{cuda.minor} ({cuda.source})"
+    if any(name.startswith(_FORWARD_COMPATIBILITY) for name in image.apt):
+        return Finding("driver", f"{subject} and a package for forward compatibility: not checked")
+    if not version:
+        return Finding("driver", f"{subject}; the driver's version is unknown")
+    if least is None:
+        return Finding("driver", f"{subject}; this version of allranks does not know which driver that needs")
+    text = f"{subject}, which needs driver {least} or newer; this machine has {version}"
+    remedy = f"Install NVIDIA's driver {least} or newer, or use a torch with an older CUDA in the image."
     return Finding("driver", text, remedy if int(version.partition(".")[0]) < least else "")
 
 
 def cuda_of(image: Image, matrix: Matrix, engine: str) -> Cuda | None:
-    """The CUDA of an image as far as it is known before a build; None if it is not."""
+    """The CUDA version of an image, if it is known before its build."""
     if engine == "process" and matrix.process.python:
-        return _of_interpreter(matrix)
+        return _cuda_of_interpreter(matrix)
     if image.image is not None:
-        return _of_finished(image.image)
+        return _cuda_of_finished_image(image.image)
     for text, pattern, source in (
         (image.torch or "", _LOCAL_VERSION, f"torch {image.torch}"),
         *((index, _INDEX, "torch's index") for index in (image.index, *image.extra_index)),
     ):
         if found := pattern.search(text):
             return Cuda(major=int(found[1]), minor=int(found[2]), source=source)
-    return _of_metadata(image, matrix.root) if image.torch else None
+    return _cuda_of_metadata(image, matrix.root) if image.torch else None
 
 
-def _of_interpreter(matrix: Matrix) -> Cuda | None:
+def _cuda_of_interpreter(matrix: Matrix) -> Cuda | None:
     from allranks.images.environments import probe  # noqa: PLC0415 - only this engine needs it
 
     python = matrix.process.python or ""
     versions = probe(str(matrix.root / python) if "/" in python else python).versions
-    return _of_requirements([f"{name}=={version}" for name, version in versions.items()], f"the packages of {python}")
+    requirements = [f"{name}=={version}" for name, version in versions.items()]
+    return _cuda_of_requirements(requirements, f"the packages of {python}")
 
 
-def _of_finished(reference: str) -> Cuda | None:
-    """By the variables that NVIDIA's base images set, and NVIDIA's toolkit reads, if the daemon has the image."""
+def _cuda_of_finished_image(reference: str) -> Cuda | None:
+    """From the variables that NVIDIA's base images set for NVIDIA's toolkit; None if the daemon lacks the image."""
     client = choose_engine("docker")[0].image_daemon
     if client is None:
         return None
     import docker.errors  # noqa: PLC0415 - see engines/docker.py
 
-    look: Callable[[str], Mapping[str, Any]] = client.api.inspect_image
+    inspect: Callable[[str], Mapping[str, Any]] = client.api.inspect_image
     with closing(client):
         try:
-            said = look(reference)
+            attributes = inspect(reference)
         except docker.errors.NotFound:
             return None
-    variables = dict(each.split("=", 1) for each in (said.get("Config") or {}).get("Env") or ())
+    variables = dict(text.split("=", 1) for text in (attributes.get("Config") or {}).get("Env") or ())
     found = re.match(r"(\d+)\.(\d+)", variables.get("CUDA_VERSION", "")) or _REQUIRED.search(
         variables.get("NVIDIA_REQUIRE_CUDA", "")
     )
     return Cuda(major=int(found[1]), minor=int(found[2]), source="its variables") if found else None
 
 
-def _of_metadata(image: Image, root: Path) -> Cuda | None:
-    """By the requirements of the torch that pip would choose, whose metadata an index has apart from the wheel."""
-    from allranks.images.wheels import PipRequest, run_pip  # noqa: PLC0415 - most demands are known without
+def _cuda_of_metadata(image: Image, root: Path) -> Cuda | None:
+    """From the requirements of the torch that pip would choose, whose metadata can be read without the wheel."""
+    from allranks.images.wheels import PipRequest, run_pip  # noqa: PLC0415 - rarely needed
 
     with tempfile.TemporaryDirectory() as folder:
         file, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
         lines = [f"--index-url {image.index}"] if image.index else []
-        lines += [f"--extra-index-url {each}" for each in image.extra_index]
+        lines += [f"--extra-index-url {index}" for index in image.extra_index]
         file.write_text("\n".join([*lines, f"torch=={image.torch}", ""]), encoding="utf-8")
-        how = ["--dry-run", "--no-deps", "--ignore-installed", "--only-binary=:all:", f"--report={report}"]
+        options = ["--dry-run", "--no-deps", "--ignore-installed", "--only-binary=:all:", f"--report={report}"]
         request = PipRequest(
-            arguments=["install", *how, "--requirement", str(file)],
+            arguments=["install", *options, "--requirement", str(file)],
             what=f"pip finds no torch {image.torch} for this Python.",
             remedy="",
             folder=root,
@@ -191,19 +190,20 @@ def _of_metadata(image: Image, root: Path) -> Cuda | None:
     version = torch["metadata"]["version"]
     if found := _LOCAL_VERSION.search(version):
         return Cuda(major=int(found[1]), minor=int(found[2]), source=f"torch {version}")
-    return _of_requirements(torch["metadata"].get("requires_dist") or (), f"torch {version}")
+    return _cuda_of_requirements(torch["metadata"].get("requires_dist") or (), f"torch {version}")
 
 
-def _of_requirements(requirements: Sequence[str], source: str) -> Cuda | None:
+def _cuda_of_requirements(requirements: Sequence[str], source: str) -> Cuda | None:
     found = next(filter(None, map(_RUNTIME.match, requirements)), None)
     return Cuda(major=int(found[1]), minor=int(found[2]), source=source) if found else None
 
 
-def _engine(where: Where, inventory: Inventory) -> Iterator[Finding]:
-    """Check whether the engine can pass GPUs on."""
+def _check_engine(target: Target, inventory: Inventory) -> Iterator[Finding]:
+    """Check whether the engine can pass GPUs to jobs."""
     try:
-        engine, _ = choose_engine(where.engine)
+        engine, _ = choose_engine(target.engine)
         with closing(engine):
-            yield from (each for each in engine.examine(inventory) if each.subject in _OF_ENGINE)
+            findings = engine.examine(inventory)
+            yield from (finding for finding in findings if finding.subject in _CHECKS_OF_GPU_ENGINES)
     except AllranksError as error:
-        yield Finding(where.engine, f"{error.what} {error.why}".strip(), error.remedy)
+        yield Finding(target.engine, f"{error.what} {error.why}".strip(), error.remedy)

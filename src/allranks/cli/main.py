@@ -1,7 +1,7 @@
-"""The command line: its commands, and errors as exit codes.
+"""The command line: it runs commands, and turns errors into exit codes.
 
-A command is a module with a frozen dataclass ``Options``, and a function ``run`` that takes one and returns the exit
-code. It is imported only where it is run or asked for help.
+A command is a module with a frozen dataclass ``Options``, and a function ``run`` that takes these and returns the exit
+code. It is imported only when it runs or shows its help.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 import allranks
-from allranks.cli.parser import ArgumentParser, CommandLine, CommandOptions, one_of, page, see_help, told_codes
+from allranks.cli.parser import ArgumentParser, CommandLine, CommandOptions, format_exit_codes, one_of, page, see_help
 from allranks.cli.printing import say
 from allranks.cli.variables import RESULTS_VARIABLE, PlanVariables
 from allranks.colors import painted
@@ -28,70 +28,61 @@ _CORE: Final = (
     Command("plan", "allranks.cli.plan", CAN_FAIL, "show the cells of the matrix, without running anything"),
     Command("run", "allranks.cli.run", JUDGES, "run suites in cells, and report what every rank did"),
     Command("build", "allranks.cli.build", CAN_FAIL, "build the images of cells, for this machine or for others"),
-    Command("report", "allranks.cli.report", JUDGES, "make one report of results, of one machine or of many"),
+    Command("report", "allranks.cli.report", JUDGES, "merge results, from one machine or many, into one report"),
     Command("doctor", "allranks.cli.doctor", CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),
-    Command("clean", "allranks.cli.clean", CAN_FAIL, "remove what dead runs left on this host, or old images"),
+    Command("clean", "allranks.cli.clean", CAN_FAIL, "remove leftovers of dead runs on this host, or old images"),
 )
-
-_MOVED: Final = {
-    "merge": "report DIR",
-    "leases": "doctor --gpus",
-    "images": "clean --images --dry-run",
-    "schema": "init --schema",
-    "completion": "--completion SHELL",
-}
-"""Commands that there were once, with what took their place."""
 
 _SHELLS: Final = ("bash", "zsh")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command."""
-    # Test output is printed too and may hold any character: an encoding error must not end the run.
+    # Test output may contain any character, and an encoding error must not end the run.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     own, pytest_args = _split(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        code = _recorded(own, partial(_run, [word for word in own if word != "--debug"], pytest_args))
+        code = _recording_rejection(own, partial(_run, [word for word in own if word != "--debug"], pytest_args))
     except AllranksError as error:
-        _complain(error, own)
+        _report_error(error, own)
         code = error.exit_code
     except KeyboardInterrupt:
         print("\nallranks: interrupted", file=sys.stderr)
         code = ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last frame: a bug in allranks, reported like any other error
-        _complain(as_bug(error), own)
+        _report_error(as_bug(error), own)
         code = ExitCode.INFRASTRUCTURE
     return int(code)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Split the arguments into those of allranks and those after ``--``, which are pytest's."""
+    """Split the arguments into those of allranks, and those of pytest after ``--``."""
     if "--" not in arguments:
         return arguments, ()
-    place = arguments.index("--")
-    return arguments[:place], tuple(arguments[place + 1 :])
+    index = arguments.index("--")
+    return arguments[:index], tuple(arguments[index + 1 :])
 
 
 @cache
 def commands() -> tuple[Command, ...]:
-    """All commands: those of the core, then those of plug-ins."""
+    """The commands of the core, then those of plug-ins."""
     return (*_CORE, *added_commands(_CORE))
 
 
 def _command_line(command: Command, make: Callable[..., Any] = ArgumentParser) -> CommandLine[CommandOptions]:
-    """The command line of a command, whose module is imported; `make` makes its parser."""
+    """Import a command's module and build its command line; `make` creates the parser."""
     kind: type[CommandOptions] = importlib.import_module(command.module).Options
     added = added_options(command.name) if kind.is_extended else ()
-    texts = page(kind.usage, f"{command.name}: {command.meaning}.", told_codes(command.codes))
+    texts = page(kind.usage, f"{command.name}: {command.meaning}.", format_exit_codes(command.codes))
     return CommandLine(make(prog=f"allranks {command.name}", **texts), kind, added)
 
 
 def _run(own: list[str], pytest_args: tuple[str, ...]) -> ExitCode:
-    place = next((place for place, word in enumerate(own) if not word.startswith("-")), len(own))
+    index = next((index for index, word in enumerate(own) if not word.startswith("-")), len(own))
     top = _top_parser()
-    given, rest = top.parse_known_args(own[: place + 1])  # and one word more: --completion has a value
+    given, rest = top.parse_known_args(own[: index + 1])  # including the first word: it may be --completion's value
     before = [word for word in rest if word.startswith("-")]
     if given.help:
         top.epilog = _overview()
@@ -107,20 +98,20 @@ def _run(own: list[str], pytest_args: tuple[str, ...]) -> ExitCode:
             f"allranks has no option {rest[0]}." if rest else "A command is required.", remedy=see_help(top)
         )
     else:
-        return _run_command(_named(own[place], before, top), own[place + 1 :], pytest_args)
+        return _run_command(_find_command(own[index], before, top), own[index + 1 :], pytest_args)
     return ExitCode.OK
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    """The parser of what stands before the name of a command."""
+    """The parser of the options before the name of a command."""
     usage = "allranks COMMAND [options]; allranks COMMAND --help"
     about = "allranks: distributed PyTorch test suites over a matrix, every rank accounted for."
     parser = ArgumentParser(prog="allranks", **page(usage, about, ""))
     group = parser.add_argument_group("general")
     group.add_argument("-h", "--help", action="store_true", help="show this help, or that of a command, and exit")
     group.add_argument("-V", "--version", action="store_true", help="show the version, and exit")
-    group.add_argument("--debug", action="store_true", help="of any command: also show the traceback of an error")
-    meaning = "print a script with which a shell completes command lines, and exit"
+    group.add_argument("--debug", action="store_true", help="for any command: also show the traceback of an error")
+    meaning = "print a completion script for this shell, and exit"
     shell = partial(one_of, _SHELLS, "shell")
     group.add_argument("--completion", type=shell, choices=_SHELLS, metavar="|".join(_SHELLS), help=meaning)
     return parser
@@ -130,25 +121,24 @@ def _overview() -> str:
     """The commands and the exit codes, for the end of the help page."""
     width = max(len(command.name) for command in commands())
 
-    def rows(some: Sequence[Command]) -> list[str]:
-        return [f"  {command.name:<{width}}  {command.meaning}" for command in some]
+    def rows(listed: Sequence[Command]) -> list[str]:
+        return [f"  {command.name:<{width}}  {command.meaning}" for command in listed]
 
     added = rows(commands()[len(_CORE) :])
     more = ["", "commands of plug-ins:", *added] if added else []
-    return "\n".join(["commands:", *rows(_CORE), *more, "", told_codes(MEANING)])
+    return "\n".join(["commands:", *rows(_CORE), *more, "", format_exit_codes(MEANING)])
 
 
-def _named(name: str, before: Sequence[str], top: argparse.ArgumentParser) -> Command:
-    """The command of a name; those of plug-ins are looked for only if it is not of the core."""
+def _find_command(name: str, before: Sequence[str], top: argparse.ArgumentParser) -> Command:
+    """The command with this name; plug-ins are loaded only if it is not in the core."""
     known = _CORE if name in {command.name for command in _CORE} else commands()
     found = next((command for command in known if command.name == name), None)
     if found is None:
         msg = f"There is no command {name!r}."
-        now = f"It is now `allranks {_MOVED[name]}`." if name in _MOVED else ""
         remedy = "usage: allranks COMMAND [options]. `allranks --help` lists the commands."
-        raise UsageError(msg, why=now or did_you_mean(name, [command.name for command in known]), remedy=remedy)
+        raise UsageError(msg, why=did_you_mean(name, [command.name for command in known]), remedy=remedy)
     if before:
-        why = f"Options of a command go after its name: allranks {name} {before[0]}"
+        why = f"Write the options of a command after its name: allranks {name} {before[0]}"
         msg = f"allranks has no option {before[0]}."
         raise UsageError(msg, why=why, remedy=see_help(top))
     return found
@@ -157,65 +147,65 @@ def _named(name: str, before: Sequence[str], top: argparse.ArgumentParser) -> Co
 def _run_command(command: Command, arguments: Sequence[str], pytest_args: tuple[str, ...]) -> ExitCode:
     line = _command_line(command)
     if pytest_args and not line.kind.takes_pytest:
-        msg = f"This command passes no arguments to pytest: {shlex.join(pytest_args)}."
+        msg = f"This command takes no pytest arguments, but these were given: {shlex.join(pytest_args)}."
         raise UsageError(msg, remedy="Drop -- and everything after it.")
     options = line.parse(arguments, pytest_args)
     run: Callable[[CommandOptions], ExitCode] = importlib.import_module(command.module).run
     return run(options)
 
 
-def _recorded(own: Sequence[str], command: Callable[[], ExitCode]) -> ExitCode:
-    """Run a command; what it refuses of a plan for several machines, such as a misspelt option, is recorded."""
+def _recording_rejection(own: Sequence[str], command: Callable[[], ExitCode]) -> ExitCode:
+    """Run a command; on a machine of a plan, record any error, such as a misspelled option, as the jobs' result."""
     planned = PlanVariables.read()
     if planned.file is None:
         return command()
-    # Not the parser of the command: it may refuse this command line.
+    # Not the command's own parser, which may reject this command line.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for option in ("--matrix", "--results"):
         parser.add_argument(option, type=Path)
     try:
         given, rest = parser.parse_known_args(own)
-    except argparse.ArgumentError:  # one has no value
+    except argparse.ArgumentError:  # an option lacks its value
         return command()
-    name = _name_in(rest)
+    name = _command_name(rest)
     is_run = name == "run" and planned.pack and "--inside" not in rest
-    is_examined = name == "doctor" and planned.pack and given.results
+    is_check = name == "doctor" and planned.pack and given.results
     is_build = name == "build" and given.results
-    if not (is_run or is_examined or is_build):
+    if not (is_run or is_check or is_build):
         return command()
     from allranks.cli.options import results_here  # noqa: PLC0415
-    from allranks.runner.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other command needs it
+    from allranks.runner.machines.rejected_pack import recording_rejection  # noqa: PLC0415 - no other command needs it
 
     results = given.results or Path(os.environ.get(RESULTS_VARIABLE) or results_here(given.matrix))
-    return recording_refusal(command, results, planned.file, None if is_build else planned.pack)
+    return recording_rejection(command, results, planned.file, None if is_build else planned.pack)
 
 
-def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
+def _report_error(error: AllranksError, arguments: Sequence[str]) -> None:
     from allranks.runner.ci_service import service_for_errors  # noqa: PLC0415 - only for errors
 
     service = service_for_errors()
     if service is None:
         _print(error, arguments, sys.stderr)
         return
-    # What these print, and what a service obeys, are on standard output: between two streams the order is lost.
-    name = _name_in(arguments)
+    # The CI service reads its commands from standard output, where these commands also print: the error has to follow
+    # in the same stream, or the order would be lost.
+    name = _command_name(arguments)
     known = _CORE if isinstance(error, PluginError) else commands()
-    shown = {"build", *(command.name for command in known if command.codes == JUDGES)}
-    is_shown = name in shown and "--json" not in arguments
-    stream = sys.stdout if is_shown else sys.stderr
+    on_stdout = {"build", *(command.name for command in known if command.codes == JUDGES)}
+    stream = sys.stdout if name in on_stdout and "--json" not in arguments else sys.stderr
     with service.show_error(error, name, stream):
         _print(error, arguments, stream)
 
 
 def _print(error: AllranksError, arguments: Sequence[str], stream: TextIO) -> None:
     if "--debug" in arguments:
-        import traceback  # noqa: PLC0415 - its import takes as long as a small command
+        import traceback  # noqa: PLC0415 - a slow import
 
         traceback.print_exc(file=stream)
     head, colon, rest = error.told.partition("error:")
     print(painted(f"{head}{colon}", "red", stream) + rest, file=stream)
 
 
-def _name_in(arguments: Sequence[str]) -> str:
-    """The command's name, which need not exist; empty if none is given."""
+def _command_name(arguments: Sequence[str]) -> str:
+    """The command's name, which may not exist; empty if none is given."""
     return next((word for word in arguments if not word.startswith("-")), "")

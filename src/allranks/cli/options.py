@@ -1,4 +1,4 @@
-"""Options that several commands have, and the variables that stand for some."""
+"""Options that several commands share, and the environment variables that replace some of them."""
 
 import os
 import re
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def matrix_option(group: str) -> Any:  # noqa: ANN401 - see option
-    """Where the matrix file is."""
-    meaning = "matrix.toml, or its folder (default: of this folder, or of the nearest parent that has one)"
+    """``--matrix``."""
+    meaning = "matrix.toml, or its folder (default: this folder, or the nearest parent that has one)"
     return option("--matrix PATH", group, meaning, type=Path)
 
 
 def engine_option(group: str) -> Any:  # noqa: ANN401
-    """Where jobs run."""
-    meaning = "where to run: docker where a daemon answers, else process; slurm, or an engine of a package, by name"
+    """``--engine``."""
+    meaning = f"where to run; {AUTO} uses docker if a daemon answers, else process"
     return option(
         "--engine",
         group,
@@ -42,24 +42,24 @@ def _engines() -> Sequence[str]:
 
 
 def results_option(group: str) -> Any:  # noqa: ANN401
-    """The folder of all runs."""
-    meaning = f"folder of all runs (default: ${RESULTS_VARIABLE}, or results beside the matrix file)"
+    """``--results``."""
+    meaning = f"folder of all runs (default: ${RESULTS_VARIABLE}, or results next to the matrix file)"
     return option("--results DIR", group, meaning, type=Path, variable=RESULTS_VARIABLE)
 
 
 def json_option(group: str) -> Any:  # noqa: ANN401
-    """Output that programs read."""
-    meaning = "print one JSON object and nothing else; messages go to standard error (keys: docs/command-line.md)"
+    """``--json``."""
+    meaning = "print only one JSON object; messages go to standard error (keys: docs/command-line.md)"
     return flag("--json", group, meaning)
 
 
 def quiet_option(group: str, meaning: str, **given: str) -> Any:  # noqa: ANN401
-    """Less output."""
+    """``--quiet``."""
     return flag("-q --quiet", group, meaning, **given)
 
 
 def results_here(matrix: Path | None = None) -> Path:
-    """The folder of all runs: of the variable, beside this matrix file or that of this folder, or in this folder."""
+    """The default folder of all runs: next to the given matrix file, or to that of this folder, or in this folder."""
     from allranks.matrix.declaration import find_matrix  # noqa: PLC0415 - not every command reads a matrix
 
     if matrix:
@@ -76,7 +76,7 @@ def newest_run() -> Path:
 
 
 def gpu_mode() -> "GpuMode":
-    """Whose GPUs jobs use, and how containers are given them: from the environment, else ``auto``."""
+    """The vendor of the GPUs, and how containers access them: from the environment, else ``auto``."""
     from allranks.engines.gpus import GpuMode  # noqa: PLC0415 - a plan needs no GPUs
 
     given, modes = os.environ.get(GPU_MODE_VARIABLE) or AUTO, get_args(GpuMode)
@@ -87,11 +87,11 @@ def gpu_mode() -> "GpuMode":
 
 
 def run_id() -> str:
-    """The name of the run: from the environment, else a new one."""
+    """The id of the run: from the environment, else a new one."""
     from allranks.runner.results_folder import RUN_ID_VARIABLE, new_run_id  # noqa: PLC0415 - few commands run anything
 
     run_id = os.environ.get(RUN_ID_VARIABLE) or new_run_id()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run_id):
-        msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and names a folder and containers."
-        raise UsageError(msg, remedy="Use letters, digits, '_', '.' and '-', or leave it unset.")
+        msg = f"{RUN_ID_VARIABLE} is {run_id!r}, which cannot be the name of a folder and of containers."
+        raise UsageError(msg, remedy="Use letters, digits, '_', '.' and '-', or unset it.")
     return run_id

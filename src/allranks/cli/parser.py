@@ -1,8 +1,8 @@
-"""Command lines as frozen dataclasses: each field that :func:`option` makes is an option or an argument.
+"""Command lines as frozen dataclasses: each field made by :func:`option` is an option or an argument.
 
-argparse parses them, and no other library does. ``scripts/gpu-acceptance`` runs allranks where only torch, pytest and
-numpy are installed, and ``allranks --help`` may take a quarter of a second of CPU time, most of which cyclopts or Typer
-would need for themselves. argparse is extended only where its documentation offers it: ``error`` raises.
+They are parsed by argparse, not by cyclopts or Typer: ``scripts/gpu-acceptance`` runs allranks where only torch, pytest
+and numpy are installed, and these libraries alone would need most of the quarter of a second of CPU time that
+``allranks --help`` may take.
 """
 
 import argparse
@@ -18,59 +18,44 @@ from allranks.errors import ExitCode, PluginError, UsageError, nearest
 from allranks.matrix.axes import AXES
 
 _HELP_WIDTH: Final = 32
-"""Columns before the texts of a help page: most options with their values."""
+"""The column where the texts of a help page start: most options and their values fit before it."""
 
-_MEASURE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_QUANTITY: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 
 _DIGITS: Final = 18
-"""Digits of the largest number accepted: more is a mistake."""
-
-MOVED: Final[Mapping[str, str]] = {
-    "--retries": "--reruns",
-    "--rerun-failed": "--lf",
-    "--fail-fast": "-x",
-    "--gpu-mode": "the variable ALLRANKS_GPU_MODE",
-    "--images": "the variable ALLRANKS_IMAGES",
-    "--plan-file": "the variable ALLRANKS_PLAN_FILE",
-    "--pack": "the variable ALLRANKS_PACK",
-    "--durations": "always .allranks-durations.json beside the matrix file",
-    "--dry-run": "`allranks plan --requests`",
-    "--allow-nothing-ran": "an option of `allranks report`",
-    "--prune": "what --images does without --dry-run",
-}
-"""Options that a command had once, with what took their place."""
+"""The maximum number of digits of a number."""
 
 
 def option(names: str, group: str, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - a field of any type
     """A field of a dataclass of options.
 
     Args:
-        names: The names of the option and of its value, as in help: ``-j --jobs N``; for an argument, its name alone.
-        group: The title under which help lists it.
-        meaning: What help says of it.
-        given: What :meth:`argparse.ArgumentParser.add_argument` takes; ``choices`` may also be a function, which is
-            called when the command is used. Also ``exclusive``, a name: of the options that have the same one, a
-            command line takes one; and ``variable``, the environment variable that may give the value instead.
+        names: The names of the option and of its value, as in the help: ``-j --jobs N``; for an argument, its name.
+        group: The title of its section in the help.
+        meaning: Its help text.
+        given: Arguments of :meth:`argparse.ArgumentParser.add_argument`; ``choices`` may also be a function, which is
+            called when the command is used. Also ``exclusive``, the name of a group of mutually exclusive options, and
+            ``variable``, an environment variable with the default.
     """
     default = given.pop("default", () if given.get("action") == "append" or given.get("nargs") == "*" else None)
     return field(default=default, metadata={"names": names, "group": group, "help": meaning, **given})
 
 
 def flag(names: str, group: str, meaning: str, **given: Any) -> Any:  # noqa: ANN401
-    """The field of an option that has no value, as of :func:`option`."""
+    """A field for an option without a value; see :func:`option`."""
     return option(names, group, meaning, action="store_true", default=False, **given)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """What a command line says. Fields that are no options keep their defaults.
+    """The parsed options of a command.
 
     Attributes:
-        usage: The first line of help, after ``usage:``.
+        usage: The first line of the help, after ``usage:``.
         is_extended: Whether plug-ins may add options.
-        takes_pytest: Whether what stands after ``--`` goes to pytest.
-        added: The options that plug-ins add, by their dataclasses.
-        pytest_args: What stands after ``--``.
+        takes_pytest: Whether the command takes arguments for pytest after ``--``.
+        added: The options of plug-ins, by their dataclasses.
+        pytest_args: The arguments after ``--``.
     """
 
     usage: ClassVar[str]
@@ -95,20 +80,25 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def see_help(parser: argparse.ArgumentParser) -> str:
-    """The end of an error about a command line."""
-    return f"{parser.format_usage().strip()}\n{parser.prog} --help has all of it."
+    """The remedy for an error in a command line."""
+    return f"{parser.format_usage().strip()}\n{parser.prog} --help shows all options."
 
 
-def told_codes(codes: Mapping[ExitCode, str]) -> str:
+def format_exit_codes(codes: Mapping[ExitCode, str]) -> str:
     """The exit codes, for the end of a help page."""
     return "\n".join(["exit codes:", *(f"  {code:<5d} {codes[code]}" for code in sorted(codes))])
 
 
 def page(usage: str, description: str, epilog: str) -> dict[str, Any]:
-    """How a parser prints its help, and that ``--pdb``, which is pytest's, is not short for ``--pdb-rank``."""
-    formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=_HELP_WIDTH)
-    how = {"add_help": False, "allow_abbrev": False, "formatter_class": formatter}
-    return {"usage": usage, "description": description, "epilog": epilog, **how}
+    """The arguments of a parser with this help page."""
+    return {
+        "usage": usage,
+        "description": description,
+        "epilog": epilog,
+        "add_help": False,
+        "allow_abbrev": False,  # or pytest's --pdb would be short for --pdb-rank
+        "formatter_class": partial(argparse.RawDescriptionHelpFormatter, max_help_position=_HELP_WIDTH),
+    }
 
 
 class CommandLine(Generic[Options]):
@@ -117,19 +107,19 @@ class CommandLine(Generic[Options]):
     def __init__(self, parser: argparse.ArgumentParser, kind: type[Options], added: Sequence[type] = ()) -> None:
         self._parser, self.kind, self._added = parser, kind, added
         self._groups: dict[str, Any] = {}
-        # The same for every command, so that only `allranks --help` lists it.
+        # Only `allranks --help` lists it, since every command has it.
         parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
-        self.actions = [action for each in (kind, *added) for action in self._declare(each)]
+        self.actions = [action for options in (kind, *added) for action in self._declare(options)]
 
     def _declare(self, kind: type) -> list[argparse.Action]:
         try:
-            return [self._add(kind, each) for each in _options_of(kind)]
+            return [self._add(kind, field) for field in _options_of(kind)]
         except argparse.ArgumentError as error:
-            msg = f"A plug-in adds an option to `{self._parser.prog}` that is already there."
+            msg = f"A plug-in adds an option to `{self._parser.prog}` that already exists."
             raise PluginError(msg, why=f"{error}.", remedy="Remove the package that adds it.") from error
 
-    def _add(self, kind: type, each: Field[Any]) -> argparse.Action:
-        given = dict(each.metadata)
+    def _add(self, kind: type, field: Field[Any]) -> argparse.Action:
+        given = dict(field.metadata)
         names, group = given.pop("names"), given.pop("group")
         exclusive, variable = given.pop("exclusive", ""), given.pop("variable", "")
         if group not in self._groups:
@@ -142,18 +132,17 @@ class CommandLine(Generic[Options]):
         if "choices" in given:
             choices = given["choices"]
             given["choices"] = known = tuple(choices() if callable(choices) else choices)
-            given |= {"type": partial(one_of, known, each.name), "metavar": "|".join(known)}
+            given |= {"type": partial(one_of, known, field.name), "metavar": "|".join(known)}
         if variable:
             given["default"] = os.environ.get(variable) or None
         if flags:
-            given["dest"] = _place(kind, each)
-        action: argparse.Action = self._groups[exclusive or group].add_argument(
-            *(flags or [_place(kind, each)]), **given
-        )
+            given["dest"] = _dest(kind, field)
+        parser = self._groups[exclusive or group]
+        action: argparse.Action = parser.add_argument(*(flags or [_dest(kind, field)]), **given)
         return action
 
     def parse(self, arguments: Sequence[str], pytest_args: tuple[str, ...]) -> Options:
-        """The options that a command line gives."""
+        """Parse a command line."""
         found, rest = self._parser.parse_known_intermixed_args(arguments)
         if rest:
             raise self._unknown(next((word for word in rest if word.startswith("-")), rest[0]))
@@ -165,39 +154,37 @@ class CommandLine(Generic[Options]):
         if not word.startswith("-"):
             return UsageError(f"{prog} takes no argument {word!r}.", remedy=remedy)
         flag = word.partition("=")[0]
-        if flag in MOVED:
-            return UsageError(f"{prog} has no option {flag} any more.", why=f"It is now {MOVED[flag]}.", remedy=remedy)
-        options = [each for action in self.actions for each in action.option_strings if each.startswith("--")]
+        options = [text for action in self.actions for text in action.option_strings if text.startswith("--")]
         if "--where" in options and (axis := nearest(flag.strip("-").replace("-", "_"), AXES, cutoff=0.8)):
             return UsageError(f"{prog} has no option {flag}.", why=f"Did you mean --where {axis}=VALUE?", remedy=remedy)
         if "--jobs" in options and flag.startswith("-n"):
-            return UsageError(f"{prog} has no option {flag}.", why="Did you mean -j, jobs at a time?", remedy=remedy)
-        begins = [each for each in options if flag.startswith("--") and each.startswith(flag)]
-        close = begins[0] if begins else nearest(flag, options, cutoff=0.75)
+            return UsageError(f"{prog} has no option {flag}.", why="Did you mean -j, concurrent jobs?", remedy=remedy)
+        longer = [name for name in options if flag.startswith("--") and name.startswith(flag)]
+        close = longer[0] if longer else nearest(flag, options, cutoff=0.75)
         hints = [f"Did you mean {close}?"] if close else []
         if self.kind.takes_pytest:
-            hints.append(f"Options of pytest go after --: {prog} -- {word}")
+            hints.append(f"Write options of pytest after --: {prog} -- {word}")
         return UsageError(f"{prog} has no option {flag}.", why=" ".join(hints), remedy=remedy)
 
 
 def _options_of(kind: type) -> list[Field[Any]]:
-    return [each for each in fields(kind) if "names" in each.metadata]
+    return [field for field in fields(kind) if "names" in field.metadata]
 
 
-def _place(kind: type, each: Field[Any]) -> str:
-    """Where argparse keeps a value: two dataclasses may have fields of one name."""
-    return f"{kind.__module__}.{kind.__qualname__}.{each.name}"
+def _dest(kind: type, field: Field[Any]) -> str:
+    """The name of the value in the namespace; two dataclasses may have fields of the same name."""
+    return f"{kind.__module__}.{kind.__qualname__}.{field.name}"
 
 
 def _given(kind: type, found: argparse.Namespace) -> dict[str, Any]:
-    """The values of a dataclass that a command line or a variable gives."""
-    values = {each.name: getattr(found, _place(kind, each)) for each in _options_of(kind)}
+    """The values of a dataclass that were given by the command line or a variable."""
+    values = {field.name: getattr(found, _dest(kind, field)) for field in _options_of(kind)}
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return {name: value for name, value in frozen.items() if value is not None}
 
 
 def one_of(names: Sequence[str], what: str, text: str) -> str:
-    """Parse one of a few names."""
+    """Parse one of several names; `what` is the noun for error messages."""
     if text in names:
         return text
     close = nearest(text, names)
@@ -220,17 +207,17 @@ def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
     return number
 
 
-def measured(units: Mapping[str, float], example: str) -> Callable[[str], float]:
-    """The type of an option whose value is a number with one of these units, each with its factor."""
+def quantity(units: Mapping[str, float], example: str) -> Callable[[str], float]:
+    """The type of an option whose value is a number with a unit, given the factor of each unit."""
 
-    def measure(text: str) -> float:
-        found = _MEASURE.fullmatch(text.strip())
+    def parse(text: str) -> float:
+        found = _QUANTITY.fullmatch(text.strip())
         if found and (unit := found[2].lower()) in units:
             return float(found[1]) * units[unit]
-        msg = f"{text!r} cannot be used: write {example}"
+        msg = f"{text!r} is invalid: write {example}"
         raise argparse.ArgumentTypeError(msg)
 
-    return measure
+    return parse
 
 
 def existing_file(text: str) -> Path:
@@ -239,15 +226,15 @@ def existing_file(text: str) -> Path:
 
 
 def writable_file(text: str) -> Path:
-    """Parse the path of a file that a command writes, and perhaps creates."""
+    """Parse the path of a file that a command writes or creates."""
     return _checked(text, lambda path: path.parent.is_dir() and not path.is_dir(), "{} cannot be a file")
 
 
-def _checked(text: str, is_right: Callable[[Path], bool], otherwise: str) -> Path:
+def _checked(text: str, is_valid: Callable[[Path], bool], message: str) -> Path:
     try:
-        if text and is_right(Path(text)):
+        if text and is_valid(Path(text)):
             return Path(text)
     except (OSError, ValueError) as error:
         msg = f"{text!r} cannot be used: {error}"
         raise argparse.ArgumentTypeError(msg) from error
-    raise argparse.ArgumentTypeError(otherwise.format(repr(text)))
+    raise argparse.ArgumentTypeError(message.format(repr(text)))

@@ -1,4 +1,4 @@
-"""``allranks plan``: lists the cells of the matrix, and divides their jobs among CI machines."""
+"""``allranks plan``: lists the cells of the matrix, and distributes their jobs over CI machines."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,14 +10,14 @@ from typing import ClassVar
 
 from allranks.cli.options import run_id
 from allranks.cli.parser import existing_file, flag, option, whole, writable_file
-from allranks.cli.printing import remark, say
+from allranks.cli.printing import say, warn
 from allranks.cli.selection import (
-    PickedTests,
     Selection,
-    chosen_jobs,
-    chosen_names,
+    TestSelectionOptions,
     read_request,
     selected_cells,
+    selected_jobs,
+    selected_suites,
 )
 from allranks.cli.variables import PLAN_FILE_VARIABLE
 from allranks.errors import ExitCode, counted
@@ -29,31 +29,30 @@ from allranks.matrix.model import DURATIONS_FILE, Cell, Job, Matrix
 from allranks.protocol.xml_text import for_log
 
 MOST_DROPPED_SHOWN = 200
-"""Dropped cells that are named one by one; beyond them a count per rule is more useful than the names."""
+"""The maximum number of dropped cells that are listed by name; with more, counts per rule are more useful."""
 
 MOST_ENTRIES = 256
-"""Most jobs that GitHub makes of one matrix (https://docs.github.com/actions/reference/limits)."""
+"""GitHub's limit of jobs in a matrix (https://docs.github.com/actions/reference/limits)."""
 
 MINUTES_PER_ENTRY = 20
-"""Default work of a machine: its start alone costs a minute or two."""
-
+"""The default work of a machine, whose start alone takes a minute or two."""
 
 _SHOWN = "what to show"
 _MACHINES = "with --format github"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PickedTests, Selection):
+class Options(TestSelectionOptions, Selection):
     """The options of ``allranks plan``."""
 
     usage: ClassVar = "allranks plan [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
 
-    explain: bool = flag("--explain", _SHOWN, "also show each dropped cell and the rule that did it")
-    requests: bool = flag("--requests", _SHOWN, "show what engines would be asked for, as JSON")
+    explain: bool = flag("--explain", _SHOWN, "also show each dropped cell and the rule that dropped it")
+    requests: bool = flag("--requests", _SHOWN, "show the requests that engines would get, as JSON")
     format: str = option(
         "--format",
         _SHOWN,
-        "json is for programs, github the job matrix of a workflow",
+        "json: the plan for programs; github: the job matrix of a workflow",
         choices=("table", "json", "github"),
         default="table",
     )
@@ -61,39 +60,39 @@ class Options(PickedTests, Selection):
     plan_file: Path | None = option(
         "--plan-file FILE",
         _MACHINES,
-        f"write the plan here, for the {PLAN_FILE_VARIABLE} of each machine",
+        f"write the plan to this file, for the {PLAN_FILE_VARIABLE} of each machine",
         type=writable_file,
     )
     max_entries: int = option(
         "--max-entries N",
         _MACHINES,
-        f"no more machines than this (default, and GitHub's limit: {MOST_ENTRIES})",
+        f"at most N machines (default, and GitHub's limit: {MOST_ENTRIES})",
         type=whole(1, MOST_ENTRIES),
         default=MOST_ENTRIES,
     )
     minutes_per_entry: int = option(
         "--minutes-per-entry N",
         _MACHINES,
-        f"what a machine should have to do: fewer minutes, more machines (default: {MINUTES_PER_ENTRY})",
+        f"minutes of work per machine; fewer minutes need more machines (default: {MINUTES_PER_ENTRY})",
         type=whole(1),
         default=MINUTES_PER_ENTRY,
     )
     durations: Path | None = option(
         "--durations FILE",
         _MACHINES,
-        f"what tests took, for even packs (default: {DURATIONS_FILE} beside the matrix file)",
+        f"durations of tests, to balance machines (default: {DURATIONS_FILE} next to the matrix file)",
         type=existing_file,
     )
 
 
 def run(options: Options) -> ExitCode:
-    """Show what would run."""
+    """Show the plan."""
     expansion, options = read_request(options)
     if options.requests:
         return _show_requests(expansion, options)
     if options.format == "github":
         return _plan_machines(expansion, options)
-    cells, suites = selected_cells(expansion, options), chosen_names(expansion, options)
+    cells, suites = selected_cells(expansion, options), selected_suites(expansion, options)
     if options.json or options.format == "json":
         say(render_json(expansion, cells, suites))
     else:
@@ -110,7 +109,7 @@ def _show_requests(expansion: Expansion, options: Options) -> ExitCode:
     attempt = AttemptOptions(run_id="plan", number=1, seed=0, pytest_args=options.pytest_args)
     requests = [
         job_spec(expansion.matrix, job, JobEnvironment(image=job.image.name), attempt).to_json()
-        for job in chosen_jobs(expansion, options)
+        for job in selected_jobs(expansion, options)
     ]
     say(json.dumps(requests, indent=1))
     return ExitCode.OK
@@ -123,59 +122,56 @@ def _plan_machines(expansion: Expansion, options: Options) -> ExitCode:
     plan_options = PlanOptions(
         run_id=run_id(),
         pytest_args=options.pytest_args,
-        durations=read_durations(options.durations or expansion.matrix.root / DURATIONS_FILE, remark),
+        durations=read_durations(options.durations or expansion.matrix.root / DURATIONS_FILE, warn),
         most=options.max_entries,
         minutes=options.minutes_per_entry,
         plan_file=options.plan_file,
     )
-    entries, notes = plan_machines(expansion, chosen_jobs(expansion, options), plan_options)
-    remark("\n".join(map(for_log, notes)))
+    entries, notes = plan_machines(expansion, selected_jobs(expansion, options), plan_options)
+    warn("\n".join(map(for_log, notes)))
     say(entries)
     return ExitCode.OK
 
 
 def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:
     """The cells, one per line: id, axes, image and suites."""
-    jobs_of = {cell: plan(matrix, [cell], suite_names) for cell in cells}
+    jobs_by_cell = {cell: plan(matrix, [cell], suite_names) for cell in cells}
     axes = [axis for axis in AXES if any(axis in cell.told_axes() for cell in cells)]
     rows = [("cell", *axes, "image", "suites")]
-    for cell, jobs in jobs_of.items():
+    for cell, jobs in jobs_by_cell.items():
         suites = ", ".join(_names(jobs)) or "none"
         rows.append((cell.id, *map(str, cell.told_axes().values()), image_for(matrix, cell).name, suites))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    planned = [job.suite.name for jobs in jobs_of.values() for job in jobs]
+    planned = [job.suite.name for jobs in jobs_by_cell.values() for job in jobs]
     idle = [suite.name for suite in chosen_suites(matrix, suite_names) if suite.name not in planned]
     notes = [f"The suite {name} runs in none of these cells." for name in idle]
     unnamed = [suite.name for suite in unnamed_suites(matrix, cells)] if suite_names is None else []
-    notes += [f"Only when --suite names them: {', '.join(unnamed)}."] if unnamed else []
-    total = f"{counted(len(jobs_of), 'cell')}, {counted(len(planned), 'job')}"
+    notes += [f"Not run by default (select with --suite): {', '.join(unnamed)}."] if unnamed else []
+    total = f"{counted(len(jobs_by_cell), 'cell')}, {counted(len(planned), 'job')}"
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([*lines, "", total, *notes])
 
 
 def render_explanation(expansion: Expansion) -> str:
-    """The dropped points under the rule that dropped them; only counts if there are very many."""
+    """The dropped cells by rule; only counts after the first 200."""
     total = sum(map(len, expansion.dropped.values()))
     points = prod(map(len, expansion.matrix.axes.values()))
-    room, end = MOST_DROPPED_SHOWN, ":" if expansion.dropped else "."
+    remaining, end = MOST_DROPPED_SHOWN, ":" if expansion.dropped else "."
     lines = [f"{counted(total, 'dropped cell')} of {counted(points, 'combination')}{end}"]
     for rule, cells in expansion.dropped.items():
         lines += ["", f"{rule.reason}  (line {rule.line}: {rule.when.source})"]
-        lines += [f"  {cell.id}" for cell in cells[:room]]
-        if len(cells) > room:
-            lines.append(f"  … and {len(cells) - room:,} more" if room else f"  {counted(len(cells), 'cell')}")
-        room -= min(room, len(cells))
+        lines += [f"  {cell.id}" for cell in cells[:remaining]]
+        if len(cells) > remaining:
+            more = len(cells) - remaining
+            lines.append(f"  … and {more:,} more" if remaining else f"  {counted(len(cells), 'cell')}")
+        remaining -= min(remaining, len(cells))
     return "\n".join(lines)
 
 
 def render_json(expansion: Expansion, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:
-    """The plan in JSON, for programs.
+    """The plan as a JSON object, whose ``schema`` is incremented by a change that breaks its readers.
 
-    One object with ``schema`` (1; a change that breaks readers raises it), ``file`` (the matrix file's path),
-    ``axes`` (axis → list of values), ``cells`` and ``dropped``. A cell has ``id``, ``axes`` (axis → value), ``image``
-    (a name), ``suites`` (list of names), ``by_name`` (list of the suites that run there only when ``--suite`` names
-    them), ``environment`` (name → value) and ``jobs`` (list of job ids). An entry of ``dropped`` has ``rule`` (the
-    text of ``when``), ``reason``, ``line``, ``count`` and ``cells`` (ids, the first 200 at most).
+    ``by_name`` of a cell lists the suites that run only when ``--suite`` names them.
     """
     document = {
         "schema": 1,
@@ -197,7 +193,7 @@ def render_json(expansion: Expansion, cells: Sequence[Cell], suite_names: Sequen
 
 
 def _names(jobs: Iterable[Job]) -> Iterator[str]:
-    """The names of a cell's jobs, with all shards of a suite as one: ``torch-rpc@1of4…4of4``."""
+    """The names of a cell's jobs; all shards of a suite are one: ``torch-rpc@1of4…4of4``."""
     for _, group in groupby(jobs, key=lambda job: job.suite.name):
         first, *_ = suite_jobs = list(group)
         if first.shard and len(suite_jobs) == first.shard.count:

@@ -1,4 +1,4 @@
-"""``allranks report``: one report of results, and whether it is good."""
+"""``allranks report``: merges results into one report, and judges them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from allranks.cli.options import json_option, newest_run, quiet_option
 from allranks.cli.parser import CommandOptions, flag, option, whole, writable_file
-from allranks.cli.printing import remark, say, say_json, say_verdict
+from allranks.cli.printing import say, say_json, say_verdict, warn
 from allranks.cli.variables import RESULTS_VARIABLE
 from allranks.errors import MEANING, ExitCode, UsageError
 from allranks.plugin_manager import section_makers
@@ -36,77 +36,77 @@ class Options(CommandOptions):
     folders: tuple[Path, ...] = option(
         "DIR",
         _READ,
-        "a run's folder, one with parts of a run from several machines, or one with the JUnit XML of ranks; several "
-        "are read as one folder, the nearest that has them all, into which the report goes "
-        f"(default: the newest run in ${RESULTS_VARIABLE}, or in results beside the matrix file)",
+        "the folder of a run, of its parts from several machines, or of JUnit XML files of ranks; for several folders, "
+        "their nearest common parent is read, and the report is written there "
+        f"(default: the newest run in ${RESULTS_VARIABLE}, or in results next to the matrix file)",
         nargs="*",
         type=Path,
     )
     ranks_xml: RankPattern | None = option(
         "--ranks-xml PATTERN",
         _READ,
-        "which files are the XML of ranks; a placeholder is a part of one name (default: "
+        "paths of the ranks' XML files; a placeholder matches a part of one file or folder name (default: "
         f"{JOBS.text}, or {ONE_JOB.text} if DIR itself has such files)",
         type=RankPattern,
     )
     world_size: int | None = option(
         "--world-size N",
         _READ,
-        "how many ranks each job has, if neither its XML nor the id of its cell states it",
+        "the number of ranks of each job, if neither its XML nor its cell id states it",
         type=whole(1, MOST_RANKS),
     )
     ignore: tuple[str, ...] = option(
         "--ignore GLOB",
         _READ,
-        "accept files below DIR that could have results and are not read; * matches /, too; repeatable",
+        "allow files below DIR that may contain results and are not read; * also matches /; repeatable",
         action="append",
     )
     allowed: tuple[str, ...] = option(
         "--allow-attribute NAME",
         _READ,
-        "an attribute that your suites add to the XML, as pytest's record_xml_attribute does; repeatable",
+        "allow an attribute that your suites add to the XML, like record_xml_attribute of pytest; repeatable",
         action="append",
     )
     policy: Literal["skip", "pass"] | None = option(
-        "--policy", _VERDICT, "read environment skips as skips or as passes", choices=("skip", "pass")
+        "--policy", _VERDICT, "count environment skips as skips or as passes", choices=("skip", "pass")
     )
     baseline: Path | None = option(
-        "--baseline FILE", _VERDICT, "fail where fewer tests executed than this file records", type=Path
+        "--baseline FILE", _VERDICT, "fail if fewer tests executed than this file records", type=Path
     )
-    allow_nothing_ran: bool = flag("--allow-nothing-ran", _VERDICT, "accept that every test was skipped or deselected")
-    opens: bool = flag("--open", _WRITTEN, "then open the page in a browser")
+    allow_nothing_ran: bool = flag("--allow-nothing-ran", _VERDICT, "allow that all tests were skipped or deselected")
+    open_page: bool = flag("--open", _WRITTEN, "then open the page in a browser")
     json: bool = json_option(_WRITTEN)
-    quiet: bool = quiet_option(_WRITTEN, "print problems and the verdict alone")
+    quiet: bool = quiet_option(_WRITTEN, "print only problems and the verdict")
     update_baseline: Path | None = option(
-        "--update-baseline FILE", _WRITTEN, "record the executed tests in this file", type=writable_file
+        "--update-baseline FILE", _WRITTEN, "record the number of executed tests in this file", type=writable_file
     )
     layout: str | None = option(
         "--layout",
         _WRITTEN,
-        "also write the files of PyTorch's --save-xml, into the folder's test-reports (default: none)",
+        "also write test-reports in the layout of PyTorch's --save-xml (default: none)",
         choices=("pytorch",),
     )
     durations: Path | None = option(
         "--durations FILE",
         _WRITTEN,
-        "update this file with the durations of tests, for even shards (default: none)",
+        "update this file with the durations of tests, to balance shards (default: none)",
         type=writable_file,
     )
     cell_in_classname: bool = flag(
         "--cell-in-classname",
         _WRITTEN,
-        "begin class names in junit.xml with cell and suite, for clients that ignore suites",
+        "prefix class names in junit.xml with cell and suite, for tools that ignore suites",
     )
 
 
 def run(options: Options) -> ExitCode:
-    """Report the results in a folder, and show the page if that is asked for."""
+    """Report the results in a folder."""
     page, code = _report(options)
-    if options.opens:
-        import webbrowser  # noqa: PLC0415 - its import takes as long as a small plan
+    if options.open_page:
+        import webbrowser  # noqa: PLC0415 - a slow import
 
         if not webbrowser.open(page.as_uri()):
-            (remark if options.json else say)(f"no browser could be started: open {page}")
+            (warn if options.json else say)(f"no browser could be started: open {page}")
     return code
 
 
@@ -122,17 +122,17 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
         ],
         "failures": [
             {
-                "place": each.place,
-                "test": each.nodeid,
-                "kind": each.kind.value,
-                "message": each.message,
-                "alike": each.alike,
-                "cells": each.cells,
-                "packs": each.packs,
-                "ranks": {world: sorted(of.ranks) for world, of in each.ranks.items()},
-                "blame": each.blame.predicate if each.blame else None,
+                "place": failure.place,
+                "test": failure.nodeid,
+                "kind": failure.kind.value,
+                "message": failure.message,
+                "alike": failure.alike,
+                "cells": failure.cells,
+                "packs": failure.packs,
+                "ranks": {world: sorted(group.ranks) for world, group in failure.ranks.items()},
+                "blame": failure.blame.predicate if failure.blame else None,
             }
-            for each in merged.failures
+            for failure in merged.failures
         ],
         "notes": merged.notes,
         **merged.section_objects,
@@ -146,15 +146,15 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
 
 
 def _common_folder(folders: Sequence[Path]) -> Path:
-    """The nearest folder that has these."""
+    """The nearest common parent."""
     for folder in folders:
         if not folder.is_dir():
             msg = f"There is no folder {folder}."
-            raise UsageError(msg, remedy="Name folders of results that are there.")
+            raise UsageError(msg, remedy="Name existing folders of results.")
     common = Path(os.path.commonpath(folders))
     if common in folders:
-        msg = f"{common} has the other folders, and a folder is read with all below it."
-        raise UsageError(msg, remedy=f"Name that folder alone: allranks report {common}")
+        msg = f"{common} already contains the other folders."
+        raise UsageError(msg, remedy=f"Name only that folder: allranks report {common}")
     return common
 
 
@@ -192,20 +192,19 @@ def _report(options: Options) -> tuple[Path, ExitCode]:
         junit_form=JUnitForm(classname="cell" if options.cell_in_classname else "pytest"),
     )
     if options.durations:
-        keep_durations(options.durations, meter.durations, remark if options.json else say)
+        keep_durations(options.durations, meter.durations, warn if options.json else say)
     if options.update_baseline:
         update_baseline(options.update_baseline, merged.suites)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     report = "\n        ".join(map(str, merged.junit_files))
-    tell_of = render_problems if options.quiet else render_results
-    tell = remark if options.json else say
-    with console_for(tell) as console:
-        if not options.json and (told := tell_of(merged)):
+    render = render_problems if options.quiet else render_results
+    with console_for(warn if options.json else say) as console:
+        if not options.json and (text := render(merged)):
             written = f"\nPyTorch's layout: {layout.folder}" if layout and not merged.errors else ""
-            console.say(f"{told}\n\nreport: {report}\npage: {merged.page}{written}")
+            console.say(f"{text}\n\nreport: {report}\npage: {merged.page}{written}")
         console.annotate(merged)
     if code and (service := ci_service()):
-        service.tell_cause(first_cause(merged, code))
+        service.report_cause(first_cause(merged, code))
     if options.json:
         say_json(**_object(merged, code))
     else:
@@ -216,7 +215,7 @@ def _report(options: Options) -> tuple[Path, ExitCode]:
 
 
 def _baseline(options: Options) -> "Baseline | None":
-    """The baseline to compare with: empty if it is to be renewed, None for the one in the run's manifest."""
+    """The baseline to compare with: empty if it is being updated, None for the one in the run's manifest."""
     from allranks.report.judge.baseline import read_baseline  # noqa: PLC0415 - no plan needs it
 
     if options.update_baseline:

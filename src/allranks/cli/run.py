@@ -1,4 +1,4 @@
-"""``allranks run``: runs selected jobs, the share of a plan, or the rest of an earlier run."""
+"""``allranks run``: runs selected jobs, a pack of a plan, or the unfinished jobs of an earlier run."""
 
 import os
 import sys
@@ -16,8 +16,8 @@ from allranks.cli.options import (
     run_id,
 )
 from allranks.cli.parser import flag, option, whole
-from allranks.cli.printing import remark, say, say_verdict
-from allranks.cli.selection import RunTests, Selection, chosen_jobs, read_request, selected_cells
+from allranks.cli.printing import say, say_verdict, warn
+from allranks.cli.selection import Selection, TestRunOptions, read_request, selected_cells, selected_jobs
 from allranks.cli.variables import IMAGES_VARIABLE, PACK_VARIABLE, PLAN_FILE_VARIABLE, PRUNE_VARIABLE, PlanVariables
 from allranks.errors import ExitCode, UsageError, counted
 from allranks.matrix.cell_images import image_for
@@ -28,7 +28,7 @@ from allranks.plugin_manager import run_by_plugins, section_makers
 from allranks.protocol.launcher_variables import LAUNCHERS
 from allranks.protocol.refusals import REFUSED
 from allranks.runner.ci_service import untrusted_output
-from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
+from allranks.runner.results_folder import INVOCATION_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from allranks.engines.base import Engine
@@ -37,39 +37,39 @@ if TYPE_CHECKING:
 
 # The Docker SDK and the modules that need it are imported late: see engines/docker.py.
 
-_PLACE = "where to run"
+_WHERE = "where to run"
 _ORDER = "order and repetition"
 _RESULTS = "results and output"
 
 _NO_LIMIT = 1e6
-"""Seconds: eleven days, longer than anyone debugs a rank, and within the range of the kernel's timers."""
+"""Seconds: longer than anyone debugs a rank, and within the range of the kernel's timers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOptions(RunTests):
+class JobOptions(TestRunOptions):
     """The options of every command that runs jobs.
 
     Attributes:
-        plugins: The plug-ins that take part in the jobs, each with its own settings of JSON types.
+        plugins: The settings of plug-ins that run inside the jobs, of JSON types, by plug-in.
     """
 
     is_extended: ClassVar = True
 
-    engine: str = engine_option(_PLACE)
-    gpus: str | None = option("--gpus 0,2-3", _PLACE, "use only these GPUs, by number or id (default: all of them)")
+    engine: str = engine_option(_WHERE)
+    gpus: str | None = option("--gpus 0,2-3", _WHERE, "use only these GPUs, by number or id (default: all)")
     jobs: int | None = option(
-        "-j --jobs N", _PLACE, "at most N jobs at a time (default: as many as there is room for)", type=whole(1)
+        "-j --jobs N", _WHERE, "run at most N jobs at a time (default: as many as fit)", type=whole(1)
     )
     results: Path | None = results_option(_RESULTS)
-    quiet: bool = quiet_option(_RESULTS, "print problems and the verdict alone", exclusive="detail")
+    quiet: bool = quiet_option(_RESULTS, "print only problems and the verdict", exclusive="detail")
     verbose: bool = flag(
         "-v --verbose",
         _RESULTS,
-        "print each job's request, and the evidence of every bad rank: traceback or stacks, and what it printed",
+        "print each job's request, and the traceback or stacks and the output of every failed rank",
         exclusive="detail",
     )
     seed: int | None = option(
-        "--seed N", _ORDER, "seed of every rank of every test (default: a random one, recorded)", type=whole()
+        "--seed N", _ORDER, "the seed for all tests (default: a random one, which is recorded)", type=whole()
     )
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -88,43 +88,41 @@ class Options(JobOptions, Selection):
     reruns: int = option(
         "--reruns N",
         _ORDER,
-        "run what failed of a job again, up to N times; a later pass is reported as flaky",
+        "rerun the failed tests of a job up to N times; a later pass is reported as flaky",
         type=whole(),
         default=0,
     )
     last_failed: bool = flag(
         "--lf",
         _ORDER,
-        f"run what failed in the newest run (or ${RUN_ID_VARIABLE}), and what has no result in it",
+        f"resume the newest run (or ${RUN_ID_VARIABLE}): run what failed or has no result",
         exclusive="earlier",
     )
-    resume: bool = flag(
-        "--resume", _ORDER, "go on with that run: run only what has no result in it", exclusive="earlier"
-    )
+    resume: bool = flag("--resume", _ORDER, "resume that run: run only what has no result", exclusive="earlier")
     shuffle: int | None = option(
         "--shuffle SEED",
         _ORDER,
-        "shuffle jobs and tests with this seed (default: the order of the files)",
+        "shuffle jobs and tests with this seed (default: no shuffling)",
         type=whole(),
     )
     pdb_rank: int | None = option(
         "--pdb-rank N",
-        "looking closer",
-        "stop rank N of one job in pdb, on this terminal, where it fails or calls breakpoint(); without limits",
+        "debugging",
+        "start pdb in rank N of a single job, on this terminal, when it fails or calls breakpoint(); no time limits",
         type=whole(),
     )
 
     @property
-    def goes_on(self) -> bool:
-        """Whether an earlier run is continued."""
+    def is_resuming(self) -> bool:
+        """Whether an earlier run is resumed."""
         return self.last_failed or self.resume
 
 
 def run(options: Options) -> ExitCode:
-    """Run jobs here, or as a plug-in does it."""
-    # On a machine of a plan -x ends the run, and pytest gets what the plan says.
+    """Run jobs here, or let a plug-in run them."""
+    # On a machine of a plan, -x stops the run, but the plan has pytest's arguments.
     expansion, chosen = read_request(replace(options, stops=options.stops and not PlanVariables.read().part()))
-    refuse_options(chosen.pytest_args)
+    check_pytest_args(chosen.pytest_args)
     chosen = replace(chosen, stops=options.stops)
 
     def run_here(engine: "Engine | None") -> ExitCode:
@@ -140,16 +138,16 @@ def _run_here(expansion: Expansion, options: Options, engine: "Engine | None") -
         expansion, options = _prepare_debugging(expansion, options)
     if part := PlanVariables.read().part():
         return _run_pack(expansion, options, engine, *part)
-    if options.goes_on:
-        return _go_on(expansion, options, engine)
-    jobs = chosen_jobs(expansion, options)
-    return run_and_conclude(expansion, jobs, _own_run_options(expansion, options, engine))
+    if options.is_resuming:
+        return _resume(expansion, options, engine)
+    jobs = selected_jobs(expansion, options)
+    return run_with_verdict(expansion, jobs, _own_run_options(expansion, options, engine))
 
 
 def run_options(expansion: Expansion, options: JobOptions, engine: "Engine | None" = None) -> "RunOptions":
-    """What the options of every command that runs jobs ask of a run, on this engine if one is given."""
-    # A run needs the SDK; a plan does not, and a noxfile's interpreter does not have it.
-    from allranks.runner.earlier_runs import setting_of  # noqa: PLC0415
+    """Convert the options that all commands share that run jobs."""
+    # A run needs the Docker SDK; a plan does not, and a noxfile's interpreter does not have it.
+    from allranks.runner.earlier_runs import verdict_policy_of  # noqa: PLC0415
     from allranks.runner.retry_policy import RunPolicy  # noqa: PLC0415
     from allranks.runner.run_jobs import RunOptions  # noqa: PLC0415
 
@@ -163,7 +161,7 @@ def run_options(expansion: Expansion, options: JobOptions, engine: "Engine | Non
         policy=RunPolicy(
             most=options.jobs,
             fail_fast=options.stops,
-            judges=setting_of(expansion.matrix),
+            verdict_policy=verdict_policy_of(expansion.matrix),
             plugins=options.plugins,
         ),
         gpus=options.gpus,
@@ -173,7 +171,7 @@ def run_options(expansion: Expansion, options: JobOptions, engine: "Engine | Non
 
 
 def _own_run_options(expansion: Expansion, options: Options, engine: "Engine | None") -> "RunOptions":
-    """Those with the options that only ``allranks run`` has."""
+    """Convert all options of ``allranks run``."""
     from allranks.runner.request import Pdb  # noqa: PLC0415 - see run_options
 
     shared = run_options(expansion, options, engine)
@@ -187,8 +185,8 @@ def results_of(expansion: Expansion, options: JobOptions) -> Path:
     return options.results or expansion.matrix.root / "results"
 
 
-def refuse_options(pytest_args: Sequence[str]) -> None:
-    """Refuse options of pytest that no job can have."""
+def check_pytest_args(pytest_args: Sequence[str]) -> None:
+    """Reject options of pytest that jobs do not support."""
     for argument in pytest_args:
         if refusal := REFUSED.get(flag := argument.partition("=")[0]):
             msg = f"{flag} {refusal.why}"
@@ -196,16 +194,16 @@ def refuse_options(pytest_args: Sequence[str]) -> None:
 
 
 def _prepare_debugging(expansion: Expansion, options: Options) -> tuple[Expansion, Options]:
-    """Check that a debugger can attach to its rank, of one job, and lift the limits that would end the session."""
-    if options.engine == "docker" or options.goes_on or PlanVariables.read().part():
-        msg = "--pdb-rank cannot be used here: only a process of this host can open this terminal."
+    """Check that a debugger can run in one rank of one job, and disable time limits."""
+    if options.engine == "docker" or options.is_resuming or PlanVariables.read().part():
+        msg = "--pdb-rank works only in a new run of the process engine, whose ranks can use this terminal."
         raise UsageError(msg, remedy=f"Use --engine process, no --resume or --lf, and unset {PLAN_FILE_VARIABLE}.")
     if not _terminal():
-        msg = "--pdb-rank needs a terminal, and standard input or output is not one."
-        raise UsageError(msg, remedy="Run it by hand, without pipes; or attach debugpy: see docs/pytest.md.")
-    jobs = chosen_jobs(expansion, options)
+        msg = "--pdb-rank needs a terminal, but standard input or output is not one."
+        raise UsageError(msg, remedy="Run it without pipes in a terminal, or attach debugpy: see docs/pytest.md.")
+    jobs = selected_jobs(expansion, options)
     if len(jobs) > 1:
-        msg = f"--pdb-rank needs one job, and {len(jobs)} are selected."
+        msg = f"--pdb-rank needs one job, but {len(jobs)} are selected."
         raise UsageError(msg, remedy="Name one cell and one suite: allranks run CELL --suite SUITE --pdb-rank N.")
     size = jobs[0].cell.world_size
     if options.pdb_rank is not None and options.pdb_rank >= size:
@@ -217,63 +215,62 @@ def _prepare_debugging(expansion: Expansion, options: Options) -> tuple[Expansio
 
 
 def _terminal() -> str:
-    """The path of the terminal that this process is on; empty for none."""
-    with suppress(OSError, AttributeError):  # the terminal has no device node here, or the stream is closed (None)
+    """The path of the terminal of standard input and output; empty if either is not a terminal."""
+    with suppress(OSError, AttributeError):  # the terminal has no device node, or a stream is closed (None)
         return os.ttyname(sys.stdin.fileno()) if sys.stdin.isatty() and sys.stdout.isatty() else ""
     return ""
 
 
 def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", plan_file: Path, pack: str) -> ExitCode:
     """Run the jobs that a plan assigns to this machine, as the plan specifies."""
-    from allranks.runner.machines.plan_file import own_part  # noqa: PLC0415 - no other run needs it
+    from allranks.runner.machines.plan_file import load_part  # noqa: PLC0415 - no other run needs it
 
-    if options.cells or options.where or options.suite or options.goes_on:
-        msg = "A pack of a plan runs as planned: it can be neither narrowed nor resumed."
+    if options.cells or options.where or options.suite or options.is_resuming:
+        msg = "A pack always runs as planned: options cannot select some of its jobs, or resume it."
         remedy = f"Drop cells, --where, --suite, --resume and --lf, or unset {PLAN_FILE_VARIABLE} and {PACK_VARIABLE}."
         raise UsageError(msg, remedy=remedy)
-    own = own_part(expansion, plan_file, pack)
-    own.refuse_others(os.environ.get(RUN_ID_VARIABLE), options.pytest_args)
-    usual = _own_run_options(expansion, options, engine)
+    own = load_part(expansion, plan_file, pack)
+    own.check_request(os.environ.get(RUN_ID_VARIABLE), options.pytest_args)
+    given = _own_run_options(expansion, options, engine)
     # On a machine of a plan, a daemon that does not answer is an error, not a reason to run without containers.
     planned = replace(
-        usual,
+        given,
         run_id=own.file.manifest.run_id,
-        engine=own.pack.engine or "docker" if usual.engine == "auto" else usual.engine,
+        engine=own.pack.engine or "docker" if given.engine == "auto" else given.engine,
         seed=own.file.manifest.seed if options.seed is None else options.seed,
         pytest_args=own.file.pytest_args,
         part=own,
-        policy=replace(usual.policy, seconds=own.pack.limit),
+        policy=replace(given.policy, seconds=own.pack.limit),
     )
-    return run_and_conclude(expansion, own.jobs, planned)
+    return run_with_verdict(expansion, own.jobs, planned)
 
 
-def _go_on(expansion: Expansion, options: Options, engine: "Engine | None") -> ExitCode:
-    """Resume an earlier run in its folder, with its arguments unless others are given."""
+def _resume(expansion: Expansion, options: Options, engine: "Engine | None") -> ExitCode:
+    """Resume an earlier run in its folder, with its pytest arguments."""
     from allranks.runner.earlier_runs import earlier_run  # noqa: PLC0415 - see run_options
 
     earlier = earlier_run(results_of(expansion, options), run_id() if RUN_ID_VARIABLE in os.environ else None)
-    everything = plan(expansion.matrix, expansion.cells, earlier.suites)
     if not (options.cells or options.where or options.suite):
-        earlier.refuse_lost(everything)
+        earlier.check_complete(plan(expansion.matrix, expansion.cells, earlier.suites))
     cells, suites = selected_cells(expansion, options), options.suite or earlier.suites
-    jobs = earlier.own(plan(expansion.matrix, cells, suites))
+    jobs = earlier.planned(plan(expansion.matrix, cells, suites))
     if not jobs:
         msg = f"The run {earlier.run_id} planned none of these cells and suites."
-        raise UsageError(msg, remedy="Drop them to resume everything that it planned.")
-    left = earlier.left(jobs, "failed" if options.last_failed else "missing")
-    say(f"resuming run {earlier.run_id}: {len(left)} of its {len(jobs)} jobs are unfinished")
-    usual = _own_run_options(expansion, options, engine)
-    rest = replace(
-        usual,
+        raise UsageError(msg, remedy="Drop them to resume all jobs of the run.")
+    remaining = earlier.remaining(jobs, "failed" if options.last_failed else "missing")
+    say(f"resuming run {earlier.run_id}: {len(remaining)} of its {len(jobs)} jobs are unfinished")
+    given = _own_run_options(expansion, options, engine)
+    resumed = replace(
+        given,
         run_id=earlier.run_id,
         pytest_args=earlier.arguments_of(jobs, options.pytest_args),
-        policy=replace(usual.policy, judges=earlier.setting),
-        left=left,
+        policy=replace(given.policy, verdict_policy=earlier.policy),
+        remaining=remaining,
     )
-    return run_and_conclude(expansion, jobs, rest)
+    return run_with_verdict(expansion, jobs, resumed)
 
 
-def run_and_conclude(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -> ExitCode:
+def run_with_verdict(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -> ExitCode:
     """Run jobs, and print the verdict."""
     code = run_jobs(expansion, jobs, options)
     say_verdict(code)
@@ -281,14 +278,14 @@ def run_and_conclude(expansion: Expansion, jobs: Sequence[Job], options: "RunOpt
 
 
 def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -> ExitCode:
-    """Run jobs, and show their results; the verdict is left to the caller."""
+    """Run jobs, and show their results, but not the verdict."""
     from allranks.runner import run_jobs as runner  # noqa: PLC0415 - see run_options
 
     if not isinstance(options.engine, str):
-        _refuse_too_wide(jobs, options.engine)
-    elif options.part is None and (RUN_ID_VARIABLE not in os.environ or PARTY_VARIABLE in os.environ):
-        # Else each process of a launcher may have a pack of its own, or other jobs of a run that all share by name.
-        _refuse_launched(os.environ)
+        _reject_too_many_nodes(jobs, options.engine)
+    elif options.part is None and (RUN_ID_VARIABLE not in os.environ or INVOCATION_VARIABLE in os.environ):
+        # With a pack or a shared run id, each process of a launcher may run different jobs.
+        _reject_launcher(os.environ)
     if images := os.environ.get(IMAGES_VARIABLE):
         expansion = _with_images(expansion, Path(images), jobs, options.engine)
         jobs = [replace(job, image=image_for(expansion.matrix, job.cell)) for job in jobs]
@@ -296,15 +293,15 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -
     if (age := os.environ.get(PRUNE_VARIABLE)) and options.engine != "process":
         from allranks.cli.clean import prune_after_run  # noqa: PLC0415
 
-        prune_after_run(age, remark)
+        prune_after_run(age, warn)
     return code
 
 
 def _with_images(expansion: Expansion, folder: Path, jobs: Iterable[Job], engine: object) -> Expansion:
-    """The matrix with the images in a folder; the process engine needs none."""
+    """Use the images of an exported folder, except with the process engine."""
     if not folder.is_dir():
-        msg = f"{IMAGES_VARIABLE} is {str(folder)!r}, and there is no such folder."
-        raise UsageError(msg, remedy="Make it: allranks build --export DIR; or unset the variable.")
+        msg = f"{IMAGES_VARIABLE} is {str(folder)!r}, but there is no such folder."
+        raise UsageError(msg, remedy="Create it with `allranks build --export DIR`, or unset the variable.")
     if engine == "process":
         return expansion
     with untrusted_output(say):
@@ -312,44 +309,44 @@ def _with_images(expansion: Expansion, folder: Path, jobs: Iterable[Job], engine
 
 
 def taking_images(matrix: Matrix, folder: Path, names: Iterable[str]) -> Matrix:
-    """Replace needed images by those in a folder of ``allranks build --export``, and load the archives among them.
+    """Replace these images by those in a folder of ``allranks build --export``, and load archives.
 
-    Images that are not in the folder stay as they are.
+    Images that are not in the folder do not change.
     """
     from allranks.images.docker_client import connect  # noqa: PLC0415
     from allranks.images.sharing import read_images, take_images  # noqa: PLC0415
 
-    there = read_images(folder)
-    if not (wanted := [there[name] for name in dict.fromkeys(names) if name in there]):
+    exported = read_images(folder)
+    if not (images := [exported[name] for name in dict.fromkeys(names) if name in exported]):
         return matrix
     with closing(connect()) as client:
-        return replace(matrix, finished=take_images(wanted, folder, client, say))
+        return replace(matrix, finished=take_images(images, folder, client, say))
 
 
-def _refuse_too_wide(jobs: Sequence[Job], engine: "Engine") -> None:
-    """Refuse jobs on more nodes than an engine has; on a single one all nodes are agents there."""
+def _reject_too_many_nodes(jobs: Sequence[Job], engine: "Engine") -> None:
+    """Reject jobs that need more nodes than an engine has; a single node runs all agents itself."""
     most = max((job.cell.nodes for job in jobs), default=1)
     if 1 < engine.nodes < most:
         cells = sorted({job.cell.id for job in jobs if job.cell.nodes > engine.nodes})
-        what = f"{counted(len(cells), 'cell')} need more nodes than the {engine.nodes} that there are: {cells[0]}."
-        remedy = f"Start it on {most} nodes, or run others: --where nodes={engine.nodes}."
+        what = f"{counted(len(cells), 'cell')} need more than the {engine.nodes} available nodes: {cells[0]}."
+        remedy = f"Start it on {most} nodes, or run other cells: --where nodes={engine.nodes}."
         raise UsageError(what, why=f"The largest needs {most}.", remedy=remedy)
 
 
-def _refuse_launched(environ: Mapping[str, str]) -> None:
-    """Refuse to be one of several processes of a launcher: each would run everything, in one results folder."""
+def _reject_launcher(environ: Mapping[str, str]) -> None:
+    """Reject a start by a launcher: each of its processes would run all jobs, in the same results folder."""
     found = [
-        (each.launcher, variable)
-        for each in LAUNCHERS
-        for variable, least in ((each.world_size, 2), (each.rank, 1))
-        if (value := environ.get(variable, "")).isdecimal() and int(value) >= least
+        (variables.launcher, name)
+        for variables in LAUNCHERS
+        for name, least in ((variables.world_size, 2), (variables.rank, 1))
+        if (value := environ.get(name, "")).isdecimal() and int(value) >= least
     ]
     if found:
         launcher = found[0][0]
-        said = ", ".join(f"{variable}={environ[variable]}" for _, variable in found)
-        unset = " ".join(f"-u {variable}" for _, variable in found)
-        msg = f"This is one of several processes that {launcher} or the like has started ({said})."
-        why = "allranks starts the ranks itself; here each process would run everything, into one results folder."
-        remedy = f"Start allranks once, without {launcher}. Or make them all one run: allranks run --inside …"
-        remedy += f" If this one is alone after all: env {unset} allranks run …"
+        values = ", ".join(f"{name}={environ[name]}" for _, name in found)
+        unset = " ".join(f"-u {name}" for _, name in found)
+        msg = f"This is one of several processes started by {launcher} or a similar launcher ({values})."
+        why = "allranks starts the ranks itself; here, each process would run all jobs, into one results folder."
+        remedy = f"Start allranks once, without {launcher}. To make all processes one run: allranks run --inside …"
+        remedy += f" If this is the only process: env {unset} allranks run …"
         raise UsageError(msg, why=why, remedy=remedy)

@@ -1,4 +1,4 @@
-"""The cells, suites and tests that a command line selects."""
+"""Selects cells, suites and tests by the command line."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from allranks.cli.options import matrix_option
 from allranks.cli.parser import CommandOptions, flag, option
-from allranks.cli.printing import remark
+from allranks.cli.printing import warn
 from allranks.errors import UsageError, nearest
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.expand import Expansion
@@ -18,22 +18,19 @@ from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.select import select
 from allranks.protocol.xml_text import for_log
 
-STOP = ("-x",)
-"""The argument that ends a job at its first bad test."""
-
 _WHAT = "what to run"
-_HOW = "which tests, and how (other pytest options go after --)"
+_HOW = "which tests, and how (write other pytest options after --)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection(CommandOptions):
-    """What selects cells, suites and tests."""
+    """Options that select cells, suites and tests."""
 
     cells: tuple[str, ...] = option(
         "CELL | TEST",
         _WHAT,
-        "a cell's id, the beginning of some (gloo-w2), or dist(backend='gloo', ...); default: every cell; a "
-        "test's file, folder or node id (tests/test_x.py::test_y, tests/test_x.py TestX.test_y) selects tests",
+        "cells: an id, a prefix of ids (gloo-w2), or dist(backend='gloo', ...) (default: all cells); tests: a "
+        "file, folder or node id (tests/test_x.py::test_y, tests/test_x.py TestX.test_y)",
         nargs="*",
     )
     where: tuple[str, ...] = option(
@@ -42,20 +39,22 @@ class Selection(CommandOptions):
     suite: tuple[str, ...] = option(
         "--suite NAME",
         _WHAT,
-        "only this suite, or NAME@2of4: one of its shards; repeatable (default: all without `default = false`)",
+        "only this suite, or one of its shards (NAME@2of4); repeatable (default: all without `default = false`)",
         action="append",
     )
     matrix: Path | None = matrix_option(_WHAT)
 
     @property
     def own_pytest_args(self) -> tuple[str, ...]:
-        """The arguments of pytest that need no ``--`` before them."""
+        """The pytest arguments that allranks accepts without ``--``."""
         return ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class PickedTests(CommandOptions):
+class TestSelectionOptions(CommandOptions):
     """Options of pytest that select tests."""
+
+    __test__ = False  # not a test class, despite its name
 
     takes_pytest = True
 
@@ -68,53 +67,53 @@ class PickedTests(CommandOptions):
 
     @property
     def own_pytest_args(self) -> tuple[str, ...]:
-        """The arguments of pytest that need no ``--`` before them."""
-        pairs = [*(("-k", each) for each in self.keywords), *(("-m", each) for each in self.markers)]
+        """The pytest arguments that allranks accepts without ``--``."""
+        pairs = [*(("-k", text) for text in self.keywords), *(("-m", text) for text in self.markers)]
         return tuple(word for pair in pairs for word in pair)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunTests(PickedTests):
-    """Options of pytest for tests that run."""
+class TestRunOptions(TestSelectionOptions):
+    """Options of pytest for commands that run tests."""
 
-    shown: bool = flag("-s", _HOW, "show what ranks print, as they print it")
-    stops: bool = flag("-x", _HOW, "end the run at its first bad test")
+    shown: bool = flag("-s", _HOW, "print the output of ranks immediately")
+    stops: bool = flag("-x", _HOW, "stop the run at the first failed test")
 
     @property
     def own_pytest_args(self) -> tuple[str, ...]:
-        """The arguments of pytest that need no ``--`` before them."""
-        return (*super().own_pytest_args, *(("-s",) if self.shown else ()), *(STOP if self.stops else ()))
+        """The pytest arguments that allranks accepts without ``--``."""
+        return (*super().own_pytest_args, *(("-s",) if self.shown else ()), *(("-x",) if self.stops else ()))
 
 
-Selecting = TypeVar("Selecting", bound=Selection)
+S = TypeVar("S", bound=Selection)
 
 
-def read_request(options: Selecting) -> tuple[Expansion, Selecting]:
+def read_request(options: S) -> tuple[Expansion, S]:
     """Read the matrix, and move tests from the positional arguments of a command to those of pytest.
 
-    Text decides what a positional argument is: a test's has a ``/``, a ``::`` or the end ``.py``. Any other that exists
-    as a file or folder is a test's, too, unless it names cells. ``Class.test`` after a file is a test of it.
+    A positional argument is a test if it contains ``/`` or ``::`` or ends with ``.py``, or if it is an existing file or
+    folder and does not name cells. ``Class.test`` after a file is a test of that file.
 
     Raises:
-        UsageError: A test is in no suite, or tests are in suites of which none has all.
+        UsageError: A test is in no suite, or no suite has all tests.
         MatrixError: There is no matrix file, or it is invalid.
     """
     expansion = load(options.matrix or find_matrix(Path.cwd()))
     for warning in expansion.matrix.warnings:
-        remark(for_log(f"allranks: warning: {warning}"))
-    tests, cells = _divided(expansion, options.cells)
-    paths = [_from_root(text, expansion.matrix.root) for text in tests]
+        warn(for_log(f"allranks: warning: {warning}"))
+    tests, cells = _split_tests_and_cells(expansion, options.cells)
+    paths = [_relative_to_root(text, expansion.matrix.root) for text in tests]
     if not options.suite:
         _check_suites(expansion.matrix, paths)
     pytest_args = (*options.own_pytest_args, *paths, *options.pytest_args)
     return expansion, replace(options, cells=tuple(cells), pytest_args=pytest_args)
 
 
-def _divided(expansion: Expansion, texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tests and cells; after a file, ``Class`` and ``Class.test`` are of it, as in ``python FILE Class.test``."""
+def _split_tests_and_cells(expansion: Expansion, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split positional arguments; after a file, ``Class`` and ``Class.test`` belong to it, as for unittest."""
     tests, cells, file = list[str](), list[str](), ""
     for text in texts:
-        if file and _OF_A_FILE.fullmatch(text) and not _names_cells(expansion, text):
+        if file and _UNITTEST_NAME.fullmatch(text) and not _names_cells(expansion, text):
             if tests[-1] == file:
                 tests.pop()
             tests.append(f"{file}::{text.replace('.', '::')}")
@@ -126,7 +125,7 @@ def _divided(expansion: Expansion, texts: Sequence[str]) -> tuple[list[str], lis
     return tests, cells
 
 
-_OF_A_FILE = re.compile(r"[A-Z]\w*|[^\W\d]\w*\.[^\W\d]\w*")
+_UNITTEST_NAME = re.compile(r"[A-Z]\w*|[^\W\d]\w*\.[^\W\d]\w*")
 
 
 def _names_cells(expansion: Expansion, text: str) -> bool:
@@ -149,50 +148,51 @@ def _is_test(expansion: Expansion, text: str) -> bool:
     return False
 
 
-def _from_root(test: str, root: Path) -> str:
-    """A test's node id as pytest takes it in a job: relative to the matrix file's folder."""
+def _relative_to_root(test: str, root: Path) -> str:
+    """A test's node id relative to the matrix file's folder, as pytest needs it in a job."""
     file, colons, name = test.partition("::")
     here = Path(os.path.abspath(file))  # noqa: PTH100 - without following links, and without `..`
     if here.exists() and here.is_relative_to(root):
         return f"{here.relative_to(root)}{colons}{name}"
     if (root / file).exists():
         return test
-    there = [each.name for each in (root / file).parent.glob("*")]
-    close = nearest(Path(file).name, there)
+    siblings = [path.name for path in (root / file).parent.glob("*")]
+    close = nearest(Path(file).name, siblings)
     remedy = f"Did you mean {Path(file).with_name(close)}?" if close else "Write a path relative to this folder."
     where = f"{Path.cwd()}, and in {root}" if Path.cwd() != root else str(root)
     raise UsageError(what=f"There is no test file {file}.", why=f"Looked in {where}.", remedy=remedy)
 
 
 def _check_suites(matrix: Matrix, tests: Sequence[str]) -> None:
-    holding = [set(suites_holding(matrix, [test])) for test in tests]
-    for test, suites in zip(tests, holding, strict=True):
+    suites_by_test = {test: set(suites_holding(matrix, [test])) for test in tests}
+    for test, suites in suites_by_test.items():
         if not suites:
             why = f"The suites are {', '.join(matrix.suites)}: see their `path` in {matrix.path.name}."
-            raise UsageError(what=f"{test} is in no suite.", why=why, remedy="Name a test of one, or a suite: --suite.")
-    if any(suites != holding[0] for suites in holding):
-        named = "; ".join(f"{test} in {', '.join(sorted(suites))}" for test, suites in zip(tests, holding, strict=True))
+            remedy = "Name a test that is in a suite, or a suite: --suite."
+            raise UsageError(what=f"{test} is in no suite.", why=why, remedy=remedy)
+    if len(set(map(frozenset, suites_by_test.values()))) > 1:
+        why = "; ".join(f"{test} in {', '.join(sorted(suites))}" for test, suites in suites_by_test.items())
         msg = "These tests are in different suites, and each job runs one suite."
-        raise UsageError(msg, why=f"{named}.", remedy="Run them one after the other, or name their suites (--suite).")
+        raise UsageError(msg, why=f"{why}.", remedy="Run them separately, or name their suites (--suite).")
 
 
-def chosen_jobs(expansion: Expansion, options: Selection) -> Sequence[Job]:
+def selected_jobs(expansion: Expansion, options: Selection) -> Sequence[Job]:
     """The jobs that the command line selects; all default jobs if it selects none."""
     cells = selected_cells(expansion, options)
-    suites = chosen_names(expansion, options)
+    suites = selected_suites(expansion, options)
     jobs = plan(expansion.matrix, cells, suites)
     if not jobs:
         raise _nothing_to_run(expansion.matrix, cells, suites)
     return jobs
 
 
-def chosen_names(expansion: Expansion, options: Selection) -> Sequence[str] | None:
-    """The suites that are named with --suite, or by the path of one of their tests; None for those that run anyway."""
+def selected_suites(expansion: Expansion, options: Selection) -> Sequence[str] | None:
+    """The suites that are selected with ``--suite``, or by the path of a test; None for the default suites."""
     return options.suite or suites_holding(expansion.matrix, options.pytest_args) or None
 
 
 def selected_cells(expansion: Expansion, options: Selection) -> Sequence[Cell]:
-    """The cells that the command line names: those under ``--where``, and those given by name."""
+    """The cells that are selected by name or with ``--where``; all cells by default."""
     if not options.cells and not options.where:
         return expansion.cells
     named = [cell for text in options.cells for cell in select(expansion, text)]
@@ -203,9 +203,9 @@ def selected_cells(expansion: Expansion, options: Selection) -> Sequence[Cell]:
 def _nothing_to_run(matrix: Matrix, cells: Sequence[Cell], suites: Sequence[str] | None) -> UsageError:
     unnamed = [suite.name for suite in unnamed_suites(matrix, cells)] if suites is None else []
     if unnamed:
-        msg = "There is nothing to run: the suites of the selected cells run only when they are named."
-        return UsageError(msg, remedy=f"Name some: --suite {' --suite '.join(unnamed)}")
+        msg = "There is nothing to run: the suites of the selected cells do not run by default."
+        return UsageError(msg, remedy=f"Name them: --suite {' --suite '.join(unnamed)}")
     msg = "There is nothing to run: no suite runs in the selected cells."
     conditions = [(suite.name, suite.when.source) for suite in chosen_suites(matrix, suites) if suite.when]
-    why = "; ".join(f"{name} runs where {condition}" for name, condition in conditions)
+    why = "; ".join(f"{name} runs in cells with {condition}" for name, condition in conditions)
     return UsageError(msg, why=why, remedy="Select other cells: `allranks plan` lists them.")

@@ -50,7 +50,7 @@ with tempfile.TemporaryDirectory() as folder:
 _GLOO_REMEDY: Final = "Name an interface that works, such as the loopback: export GLOO_SOCKET_IFNAME=lo"
 
 
-def examine_torch(python: str, *, runs_jobs: bool, limit: float = LIMIT) -> Iterator[Finding]:
+def check_torch(python: str, *, runs_jobs: bool, limit: float = LIMIT) -> Iterator[Finding]:
     """Check an interpreter.
 
     Args:

@@ -31,11 +31,11 @@ from allranks.report.judge.attempts import settled
 from allranks.report.judge.judging import read_ranks
 from allranks.report.run_files import JobError, Manifest
 from allranks.runner.attempt_runner import AttemptRunner
-from allranks.runner.earlier_runs import setting_of
+from allranks.runner.earlier_runs import verdict_policy_of
 from allranks.runner.host import Host, require_kernel
 from allranks.runner.request import Pdb
 from allranks.runner.results_folder import new_run_id, open_run
-from allranks.runner.retry_policy import Again, RunPolicy
+from allranks.runner.retry_policy import JobSelection, RunPolicy
 from allranks.runner.tasks import Task
 
 _NO_LIMIT: Final = 1e6
@@ -156,13 +156,13 @@ class RanksSession:
             environment_of=lambda _: JobEnvironment(python=sys.executable, python_path=self._import_folders()),
             inventory=inventory,
         )
-        run_id, setting = new_run_id(), setting_of(matrix)
+        run_id, setting = new_run_id(), verdict_policy_of(matrix)
         with own_run(run_id), ExitStack() as undo:
             folder = open_run(results, run_id, [job], Manifest(run_id=run_id), self._seed)
-            policy = RunPolicy(judges=setting, pdb=self._pdb)
+            policy = RunPolicy(verdict_policy=setting, pdb=self._pdb)
             runner = AttemptRunner(matrix, host, folder, reporter, self._arguments(session), policy)
-            again = Again(tests=tuple(item.nodeid for item in session.items))
-            task = Task(0, runner.room_of(job), 0.0)
+            again = JobSelection(tests=tuple(item.nodeid for item in session.items))
+            task = Task(0, runner.demand_of(job), 0.0)
             attempt = runner.prepare(task, job, again, runner.environment(task, job), undo)
             if attempt is None:
                 msg = f"The test session needs {self._ranks} GPUs, but other runs are using them."

@@ -1,4 +1,4 @@
-"""Attempts at jobs: prepares each, and sees it through, from its start to its record."""
+"""Runs attempts at jobs, from their preparation to their record."""
 
 import os
 import threading
@@ -23,25 +23,25 @@ from allranks.report.judged import Share
 from allranks.report.rank_document import write_rank_files
 from allranks.report.run_files import JobError, JobRecord, as_json
 from allranks.runner.earlier_runs import (
-    cache_to_start_with,
-    carried_files,
+    cache_files,
     earlier_coverage,
+    initial_cache,
     keep_cache,
     keep_cache_of_shard,
 )
 from allranks.runner.gpu_leases import GpuPool, Lease
-from allranks.runner.host import Host
+from allranks.runner.host import Host, gpus_here
 from allranks.runner.job_facts import JobFacts
 from allranks.runner.ledger import MOST_BYTES, ContradictionError, Ledger
 from allranks.runner.listener import RunListener
-from allranks.runner.request import AttemptOptions, job_spec, room_of
+from allranks.runner.request import AttemptOptions, demand_of, job_spec
 from allranks.runner.results_folder import RunFolder, as_results_error, write_json
-from allranks.runner.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
-from allranks.runner.sick_gpus import report_failures, report_successes
+from allranks.runner.retry_policy import WHOLE_JOB, JobSelection, RunPolicy, newest_attempt, select_rerun
 from allranks.runner.tasks import Capacity, Task
+from allranks.runner.unhealthy_gpus import report_failures, report_successes
 
 Environment = JobEnvironment | AllranksError
-"""What a job's Python comes from, or why it has none."""
+"""The Python environment of a job, or the error that occurred when it was made."""
 
 _UNKNOWN_EXIT = JobExit(status=None)
 INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
@@ -54,7 +54,7 @@ class JobAttempt:
     standby ──────────> running ──────────> closing
             cores free          agent ended
 
-    On standby its agent imports torch and collects; while it closes, its results are copied and recorded.
+    On standby, its agent imports torch and collects. While it closes, its results are copied and recorded.
     """
 
     run_id: str
@@ -63,31 +63,31 @@ class JobAttempt:
     number: int
     folder: Path
     lease: Lease  # its GPUs, until it is closed
-    again: Again = WHOLE
+    selection: JobSelection = WHOLE_JOB
     spec: JobSpec | None = None  # the request to the engine; None if it could not be made, for the reason in `error`
     error: JobError | None = None
     adopted: AbstractContextManager[RunningJob] | None = None  # the job, if an earlier orchestrator has started it
     running: RunningJob | None = None  # None if the job has not been started, or could not be
     ending: JobExit = _UNKNOWN_EXIT
     facts: JobFacts = field(init=False)
-    fault: JobError | None = None  # why its further reports are ignored
-    cancelled: JobError | None = None  # the reason for its cancellation; None without one
+    rejection: JobError | None = None  # the reason why further records are ignored
+    cancelled: JobError | None = None  # the reason for its cancellation
     state: Literal["standby", "running", "closing"] = "standby"
     started: float = field(default_factory=time.time)  # when it left standby, in seconds since the epoch
-    left: Again | None = None  # what would have to run again, known when it is closed; None if all is well
+    rerun: JobSelection | None = None  # what a retry would have to run; set when the attempt is closed
     rank_files: Mapping[str, str] = field(default_factory=dict)  # digests of its journal and its rank XML
     thread: threading.Thread = field(init=False)
     _may_run: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """Know which notices its suite ignores."""
+        """Apply the suite's list of ignored notices."""
         self.facts = JobFacts(ignored_notices=self.job.suite.ignored_notices)
 
     @property
     def held(self) -> Capacity:
         """Its share of the host: cores only while it runs."""
-        return self.task.room if self.state == "running" else self.task.room._replace(cores=0)
+        return self.task.demand if self.state == "running" else self.task.demand._replace(cores=0)
 
     def release(self) -> None:
         """Let it run."""
@@ -95,7 +95,7 @@ class JobAttempt:
         self._may_run.set()
 
     def free_cores(self) -> None:
-        """Note that its agent has ended."""
+        """Give its cores back: its agent has ended."""
         self.state = "closing"
 
     def cancel(self, why: JobError = INTERRUPTED) -> None:
@@ -106,27 +106,27 @@ class JobAttempt:
                 self.running.hang_up()
         self._may_run.set()
 
-    def break_off(self, why: JobError) -> None:
-        """End the job, and ignore its further reports; earlier ones stand."""
+    def abort(self, why: JobError) -> None:
+        """End the job and ignore its further records; earlier ones remain valid."""
         with self._lock:
-            self.fault = why
+            self.rejection = why
             if self.running is not None:
                 self.running.hang_up()
 
     def attach(self, running: RunningJob) -> None:
-        """Note that the engine has started the job."""
+        """Set the job that the engine has started."""
         with self._lock:
             self.running = running
             if self.cancelled:
                 running.hang_up()
 
     def detach(self) -> None:
-        """Note that the engine removes the job: from now on, :meth:`cancel` must not touch it."""
+        """Forget the job before the engine removes it: from now on, :meth:`cancel` must not touch it."""
         with self._lock:
             self.running = None
 
     def go(self) -> None:
-        """Let the started job begin, unless it is cancelled at this moment."""
+        """Let the started job begin, unless it has just been cancelled."""
         with self._lock:
             if self.running is not None and not self.cancelled:
                 self.running.go()
@@ -137,20 +137,20 @@ class JobAttempt:
         return not self.cancelled
 
     def record(self, engine: str) -> JobRecord:
-        """The contents of job.json; if the job ran and has no error yet, its reports may hold one."""
+        """The contents of job.json."""
         facts, spec, job = self.facts, self.spec, self.job
         if self.running is not None and spec is not None:
             found = facts.error(self.ending, spec.agent.limits.limit("job"))
-            # A collection error stands however the job ended, and so does a sick GPU, which may have ended it.
-            comes_first = found and (found.kind == "collection" or facts.sick_gpus)
-            self.error = self.fault or (found if comes_first else self.error or found)
+            # A collection error or an unhealthy GPU may be the reason why the job ended as it did.
+            comes_first = found and (found.kind == "collection" or facts.unhealthy_gpus)
+            self.error = self.rejection or (found if comes_first else self.error or found)
         return JobRecord(
             id=job.id,
             run_id=self.run_id,
             cell=job.cell.id,
             suite=job.name,
             attempt=self.number,
-            continues=self.again.base,
+            continues=self.selection.base,
             engine=engine,
             image=(spec.image or "") if spec else "",
             spec=spec.to_json() if spec else None,
@@ -174,7 +174,7 @@ class JobAttempt:
 
     @property
     def _share(self) -> Share | None:
-        """For a shard: which one it is, and how its agent split the suite."""
+        """The number of the shard, and how its agent split the suite; None if the job is not a shard."""
         shard, shared = self.job.shard, self.facts.shared
         if shard is None:
             return None
@@ -196,77 +196,84 @@ class AttemptRunner:
     _caches: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """Fill the pool with the host's GPUs."""
+        """Create a pool of the host's GPUs."""
         self.pool = GpuPool(self.host.gpus, self.folder.run_id)
 
-    def room_of(self, job: Job) -> Capacity:
+    def demand_of(self, job: Job) -> Capacity:
         """The demand of a job: no GPUs if the host has too few, since all its tests will be skipped."""
-        gpus = self.host.gpus_for(job.cell)
-        return room_of(self.matrix, job, gpus=gpus if gpus <= len(self.host.gpus) else 0)
+        gpus = gpus_here(job.cell, self.host.engine.nodes)
+        return demand_of(self.matrix, job, gpus=gpus if gpus <= len(self.host.gpus) else 0)
 
     def environment(self, task: Task, job: Job) -> Environment:
-        """The job's Python, which may take minutes to make, or why there is none, or no lease on its GPUs."""
-        self.live.job_is(job.id, "preparing")
+        """The job's Python environment, which may take minutes to make, or the error that prevents the job."""
+        self.live.set_state(job.id, "preparing")
         try:
-            if task.room.gpus:
+            if task.demand.gpus:
                 self.host.engine.check_leases()
             return self.host.environment_of(job)
         except AllranksError as error:
             return error
 
-    def prepare(self, task: Task, job: Job, again: Again, made: Environment, undo: ExitStack) -> JobAttempt | None:
-        """A new attempt, its lease and folder entered in `undo`; None if another run took its GPUs first.
+    def prepare(
+        self, task: Task, job: Job, selection: JobSelection, environment: Environment, undo: ExitStack
+    ) -> JobAttempt | None:
+        """Create an attempt, whose lease and folder `undo` releases; None if another run took its GPUs first.
 
         Any other reason why the job cannot start is the attempt's error.
         """
-        lease = self.pool.lease(task.room.gpus, job.id)
+        lease = self.pool.lease(task.demand.gpus, job.id)
         if lease is None:
             return None
         undo.enter_context(lease)
-        self.live.job_is(job.id, "preparing", self.host.places(lease.gpus))
-        if not isinstance(made, AllranksError) and (adopted := self._adopt(task, job, made)) is not None:
+        self.live.set_state(job.id, "preparing", self.host.indexes(lease.gpus))
+        if not isinstance(environment, AllranksError) and (adopted := self._adopt(task, job, environment)) is not None:
             return adopted
-        attempt = self._new(task, job, lease, again)
+        attempt = self._new(task, job, lease, selection)
         undo.callback(_remove_if_empty, attempt.folder)
         try:
-            if isinstance(made, AllranksError):
-                raise made
+            if isinstance(environment, AllranksError):
+                raise environment
             if lease.gpus:
                 # If their last owner was killed, its container may still use them.
                 self.host.vacate(lease.gpus)
-            attempt.spec = self._spec(attempt, made)
+            attempt.spec = self._spec(attempt, environment)
         except AllranksError as error:
             attempt.error = JobError.from_exception(error)
         return attempt
 
-    def _adopt(self, task: Task, job: Job, made: JobEnvironment) -> JobAttempt | None:
-        """The attempt at a job that outlived the orchestrator that started it; None if there is none."""
+    def _adopt(self, task: Task, job: Job, environment: JobEnvironment) -> JobAttempt | None:
+        """The attempt at a job that outlived the orchestrator that started it, if any."""
         unended = self.folder.unended_attempt(job) if self.host.engine.has_queue else None
         if unended is None:
             return None
         number, path = unended
-        attempt = JobAttempt(
-            run_id=self.folder.run_id, job=job, task=task, number=number, folder=path, lease=Lease(), again=WHOLE
-        )
-        attempt.spec = self._spec(attempt, made)
+        attempt = JobAttempt(run_id=self.folder.run_id, job=job, task=task, number=number, folder=path, lease=Lease())
+        attempt.spec = self._spec(attempt, environment)
         attempt.adopted = self.host.engine.adopt(attempt.spec)
         return None if attempt.adopted is None else attempt
 
     def record_unstarted(self, task: Task, job: Job, why: JobError) -> None:
-        """Record why a job did not run; one that was to run again keeps the results that it has."""
+        """Record why a job did not run, unless it has results of an earlier attempt."""
         if newest_attempt(self.folder.path, job) is None:
-            attempt = self._new(task, job, Lease(), WHOLE)
+            attempt = self._new(task, job, Lease(), WHOLE_JOB)
             attempt.error = why
             self._write_record(attempt)
 
-    def _new(self, task: Task, job: Job, lease: Lease, again: Again) -> JobAttempt:
+    def _new(self, task: Task, job: Job, lease: Lease, selection: JobSelection) -> JobAttempt:
         number, path = self.folder.new_attempt(job)
-        run_id = self.folder.run_id
-        return JobAttempt(run_id=run_id, job=job, task=task, number=number, folder=path, lease=lease, again=again)
+        return JobAttempt(
+            run_id=self.folder.run_id,
+            job=job,
+            task=task,
+            number=number,
+            folder=path,
+            lease=lease,
+            selection=selection,
+        )
 
     def _spec(self, attempt: JobAttempt, environment: JobEnvironment) -> JobSpec:
-        job, gpus, base = attempt.job, attempt.lease.gpus, attempt.again.base
-        cache = cache_to_start_with(self.folder, job, attempt.number)
+        job, gpus, base = attempt.job, attempt.lease.gpus, attempt.selection.base
+        cache = initial_cache(self.folder, job, attempt.number)
         coverage = earlier_coverage(attempt.folder.with_name(f"attempt-{base}")) if base else ()
         request = AttemptOptions(
             run_id=attempt.run_id,
@@ -275,9 +282,9 @@ class AttemptRunner:
             gpus=gpus,
             passthrough=self.host.inventory.of(gpus),
             pytest_args=self.pytest_args,
-            carried=(*carried_files(cache, self.folder.path.parent), *coverage),
+            carried=(*cache_files(cache, self.folder.path.parent), *coverage),
             seconds=self.folder.seconds_of(job),
-            only=attempt.again.tests,
+            only=attempt.selection.tests,
             shuffle=self.policy.shuffle,
             pdb=self.policy.pdb,
             plugins=self.policy.plugins,
@@ -288,7 +295,7 @@ class AttemptRunner:
     def run(self, attempt: JobAttempt, agent_has_ended: Callable[[], None]) -> None:
         """Start a job, let it run when it is released, wait for it, record it, and end its lease.
 
-        `agent_has_ended` is called when the job needs no more cores: its results take a while.
+        `agent_has_ended` is called as soon as the job needs no more cores, before its results are collected.
         """
         with ExitStack() as stack:
             stack.enter_context(attempt.lease)
@@ -304,7 +311,7 @@ class AttemptRunner:
                 self._wait(attempt, attempt.running)
                 self._report_gpus(attempt, attempt.spec)
             agent_has_ended()
-            self._put_away(attempt)
+            self._collect_results(attempt)
         self.live.job_ended(attempt.job.id, attempt.facts.tests, clock.now() - attempt.started, attempt.error)
 
     def _start(self, attempt: JobAttempt, spec: JobSpec, stack: ExitStack) -> None:
@@ -324,15 +331,15 @@ class AttemptRunner:
                     _write(attempt, journal, _first_record(attempt))
                 attempt.ending = running.wait(partial(self._take, attempt, ledger, journal))
                 attempt.started = attempt.ending.began or attempt.started
-                if isinstance(journal, AdoptedJournal) and attempt.fault is None and journal.is_lacking:
-                    attempt.fault = _not_believed(_LACKING)
+                if isinstance(journal, AdoptedJournal) and attempt.rejection is None and journal.has_missing_records:
+                    attempt.rejection = _contradiction(_MISSING_RECORDS)
         except AllranksError as error:
             attempt.error = JobError.from_exception(error)
-        if attempt.fault is None:
+        if attempt.rejection is None:
             try:
                 ledger.close()
             except ContradictionError as error:
-                attempt.fault = _not_believed(f"The agent of a node {error}")
+                attempt.rejection = _contradiction(f"The agent of a node {error}")
         if attempt.cancelled and not attempt.facts.is_done:
             attempt.error = attempt.cancelled
 
@@ -344,18 +351,18 @@ class AttemptRunner:
         node: int,
         report: Record | Damage | Placement,
     ) -> None:
-        """Check, keep and show a report of a node's agent; ignore a job that has contradicted itself."""
+        """Check, store and show a record of a node's agent; ignore it if the job has contradicted itself."""
         if isinstance(report, Placement):
-            self.live.job_is_at(attempt.job.id, report)
+            self.live.placement_changed(attempt.job.id, report)
             return
-        if attempt.fault is not None:
+        if attempt.rejection is not None:
             return
         try:
-            is_news = ledger.take(node, report)
+            is_new = ledger.take(node, report)
         except ContradictionError as error:
-            attempt.break_off(_not_believed(f"The agent of node {node} {error}"))
+            attempt.abort(_contradiction(f"The agent of node {node} {error}"))
             return
-        if isinstance(report, Damage) or not is_news:
+        if isinstance(report, Damage) or not is_new:
             return
         if not isinstance(report, Printed):
             _write(attempt, journal, report)
@@ -363,17 +370,17 @@ class AttemptRunner:
         self.live.take(attempt.job.id, report)
 
     def _report_gpus(self, attempt: JobAttempt, spec: JobSpec) -> None:
-        """Tell the pool which GPUs compute, before the lease ends: the next one must not hold a sick GPU."""
+        """Report the health of the GPUs before the lease ends: the next one must not hold an unhealthy GPU."""
         python = JobEnvironment(image=spec.image, python=spec.python, python_path=spec.python_path)
-        self.pool.report_checked(attempt.facts.well_gpus, python)
+        self.pool.report_checked(attempt.facts.healthy_gpus, python)
         if attempt.facts.has_lost_a_gpu:
             self.pool.forget_checks(attempt.lease.gpus)
-        sick = {gpu: why for gpu, why in attempt.facts.sick_gpus.items() if gpu in attempt.lease.gpus}
-        self.pool.report_sick(sick)
-        report_successes(attempt.facts.well_gpus)
-        report_failures(attempt.run_id, sick)
+        unhealthy = {gpu: why for gpu, why in attempt.facts.unhealthy_gpus.items() if gpu in attempt.lease.gpus}
+        self.pool.report_unhealthy(unhealthy)
+        report_successes(attempt.facts.healthy_gpus)
+        report_failures(attempt.run_id, unhealthy)
 
-    def _put_away(self, attempt: JobAttempt) -> None:
+    def _collect_results(self, attempt: JobAttempt) -> None:
         """Copy the job's files, and record its result."""
         if attempt.running is not None:
             try:
@@ -388,13 +395,13 @@ class AttemptRunner:
             self._write_record(attempt)
             if self.policy.retries > 0 or self.policy.fail_fast:
                 newest = newest_attempt(self.folder.path, attempt.job)
-                attempt.left = to_run_again(newest, self.policy.judges, "failed")
+                attempt.rerun = select_rerun(newest, self.policy.verdict_policy, "failed")
 
     def _keep_cache(self, attempt: JobAttempt) -> None:
         job, cache = attempt.job, self.folder.cache_of(attempt.job)
         if job.shard:
-            began_with = self.folder.cache_for(job, attempt.number)
-            keep_cache_of_shard(attempt.folder, cache, began_with, frozenset(attempt.facts.collected or ()))
+            initial = self.folder.cache_for(job, attempt.number)
+            keep_cache_of_shard(attempt.folder, cache, initial, frozenset(attempt.facts.collected or ()))
         else:
             keep_cache(attempt.folder, cache)
 
@@ -404,10 +411,11 @@ class AttemptRunner:
 
 
 class AdoptedJournal(JournalWriter):
-    """The journal of an adopted job, which goes on where its first orchestrator was killed.
+    """Continues the journal of an adopted job, whose first orchestrator was killed.
 
-    It appends the records that it lacks: they come again from the first, those of several nodes mixed anew. A last line
-    that was cut short goes: its record comes again. The first record is the orchestrator's own.
+    The engine sends all records from the beginning, those of several nodes in a new order, and only missing ones are
+    appended. An incomplete last line is removed, since its record is sent again too. The first record is the
+    orchestrator's own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -431,8 +439,8 @@ class AdoptedJournal(JournalWriter):
             super().write(record)
 
     @property
-    def is_lacking(self) -> bool:
-        """Whether records that were in the journal have not come again."""
+    def has_missing_records(self) -> bool:
+        """Whether some records of the journal were not sent again."""
         return self._known.total() > 0
 
 
@@ -440,7 +448,7 @@ def _digest(line: bytes) -> bytes:
     return sha256(line).digest()
 
 
-_LACKING = "Records that its first orchestrator has received are no longer in the files of its nodes."
+_MISSING_RECORDS = "Records that its first orchestrator received are no longer in the files of its nodes."
 
 
 def _first_record(attempt: JobAttempt) -> JobStarted:
@@ -457,25 +465,25 @@ def _first_record(attempt: JobAttempt) -> JobStarted:
 
 
 def _write(attempt: JobAttempt, journal: JournalWriter, record: Record) -> None:
-    """Append a record to the job's journal; if that fails, end the job, since its end would be lost."""
+    """Append a record to the job's journal; if that fails, end the job, since later results would be lost."""
     try:
         journal.write(record)
     except OSError as error:
         what = f"The journal of the job could not be written: {error.strerror}."
-        remedy = "Free space where the results folder is, then go on: allranks run --resume."
-        attempt.break_off(JobError(kind="infrastructure", what=what, why="The job was stopped.", remedy=remedy))
+        remedy = "Free space on the disk of the results folder, then resume the run: allranks run --resume."
+        attempt.abort(JobError(kind="infrastructure", what=what, why="The job was stopped.", remedy=remedy))
     if journal.size > MOST_BYTES:
         why = f"Its journal has {journal.size} bytes, over the limit of {MOST_BYTES}."
-        attempt.break_off(_not_believed(why))
+        attempt.abort(_contradiction(why))
 
 
-def _not_believed(why: str) -> JobError:
-    what = "The job reported something impossible and was stopped; its earlier reports count."
+def _contradiction(why: str) -> JobError:
+    what = "The job reported something impossible and was stopped; its earlier results count."
     remedy = "See agent.log in the job's results folder: something in the job may write to its agent's output."
     return JobError(kind="agent", what=what, why=why, remedy=remedy)
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Remove the folder of an attempt that left nothing: its job counts as not started."""
+    """Remove the folder of an attempt without results: its job counts as not started."""
     with suppress(OSError):
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""The CI service that runs this process as a step of a workflow, if a plug-in knows it."""
+"""The CI service that runs this process as a step of a workflow, if a plug-in supports it."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CiService(Protocol):
-    """What a service shows of a step, and what it obeys in the step's log."""
+    """How a CI service shows a step, and the commands that it reads from the step's log."""
 
     def console(self, say: "Callable[[str], None]", detail: "Detail") -> "AbstractContextManager[Console]":
         """The console of a run.
@@ -25,14 +25,14 @@ class CiService(Protocol):
         """
 
     def untrusted_output(self, say: Callable[[str], None]) -> AbstractContextManager[object]:
-        """Obey nothing that is printed in the meantime, such as the output of a build.
+        """Execute no commands in the output that is printed in this context, such as that of a build.
 
         Args:
             say: Prints one line to the same stream.
         """
 
     def show_error(self, error: AllranksError, command: str, stream: TextIO) -> AbstractContextManager[object]:
-        """Show the error that ends a command, which is printed in the meantime.
+        """Show the error that ends a command, which is printed in this context.
 
         Args:
             error: The error.
@@ -40,25 +40,25 @@ class CiService(Protocol):
             stream: Where the error is printed.
         """
 
-    def tell_cause(self, text: str) -> None:
-        """Pass on, in a sentence, why the results of a run are bad."""
+    def report_cause(self, text: str) -> None:
+        """Report in a sentence why a run failed."""
 
 
 def ci_service(environ: Mapping[str, str] = os.environ) -> CiService | None:
-    """The service that runs this process; None if no plug-in knows one.
+    """The service that runs this process; None if no plug-in supports it.
 
     Raises:
         PluginError: A plug-in fails.
     """
     try:
         plugins = load_plugins()
-    except PluginError:  # it is what the service has to show
+    except PluginError:  # the service has to show this error
         plugins = own_plugins()
     return cast("CiService | None", first_result(plugins, "allranks_ci_service", environ=environ))
 
 
 def service_for_errors(environ: Mapping[str, str] = os.environ) -> CiService | None:
-    """The service that shows an error; one that allranks itself knows if a plug-in of another package fails."""
+    """The service that shows an error; only allranks' own plug-ins are used if another one fails."""
     try:
         return ci_service(environ)
     except AllranksError:
@@ -66,6 +66,6 @@ def service_for_errors(environ: Mapping[str, str] = os.environ) -> CiService | N
 
 
 def untrusted_output(say: Callable[[str], None]) -> AbstractContextManager[object]:
-    """See :meth:`CiService.untrusted_output`; without a service, nothing."""
+    """The context of :meth:`CiService.untrusted_output`, if there is a service."""
     service = ci_service()
     return service.untrusted_output(say) if service else nullcontext()

@@ -1,6 +1,6 @@
-"""Coverage of a run: combines its jobs' data into one ``.coverage``, and writes reports.
+"""Combines the coverage data of a run's jobs into one ``.coverage``, and writes reports.
 
-Coverage.py does it: that of allranks' own environment or, where that has none, of ``process.python``.
+It runs the coverage.py of allranks' own environment, or else that of ``process.python``.
 """
 
 import argparse
@@ -21,42 +21,41 @@ from allranks.runner.retry_policy import newest_attempt
 DATA: Final = ".coverage"
 
 _IN_CONTAINERS: Final = "/job/code"
-"""Where the code of the matrix file's folder is in a container."""
+"""The path of the matrix file's folder in a container."""
 
 _REPORTS: Final = {"xml": "coverage.xml", "json": "coverage.json", "lcov": "coverage.lcov", "html": "htmlcov"}
-_PATIENCE: Final = 300.0
+_TIMEOUT: Final = 300.0
 _FIND: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec('coverage') is None)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageOptions:
-    """The reports that the arguments for pytest-cov request."""
+    """The reports that pytest-cov's options request."""
 
-    config: str = ""  # coverage's configuration file; empty for the one that it finds
-    # The kinds of reports, each with the path that the user names; an empty path for none.
-    reports: tuple[tuple[str, str], ...] = ()
+    config: str = ""  # coverage.py's configuration file; empty for its default
+    reports: tuple[tuple[str, str], ...] = ()  # kinds of reports and their paths; an empty path for the default
     show_missing: bool = False  # the table has the lines that did not run
     skip_covered: bool = False  # the table omits files that ran completely
 
 
-def wishes_of(arguments: Iterable[str]) -> CoverageOptions:
-    """The options on the command line and in the matrix file; pytest's ``addopts`` are unknown here."""
+def parse_options(arguments: Iterable[str]) -> CoverageOptions:
+    """Parse pytest-cov's options; those in pytest's ``addopts`` are unknown here."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--cov-config", nargs="?", default="")
     parser.add_argument("--cov-report", nargs="?", action="append", default=[], const="")
-    said, _ = parser.parse_known_args(list(arguments))
-    wanted = [report.partition(":")[::2] for report in said.cov_report]
-    modifiers = {word for kind, more in wanted if kind not in _REPORTS for word in (kind, more)}
+    parsed, _ = parser.parse_known_args(list(arguments))
+    reports = [report.partition(":")[::2] for report in parsed.cov_report]
+    modifiers = {word for report in reports if report[0] not in _REPORTS for word in report}
     return CoverageOptions(
-        config=said.cov_config or "",
-        reports=tuple({kind: more for kind, more in wanted if kind in _REPORTS}.items()),
+        config=parsed.cov_config or "",
+        reports=tuple({kind: path for kind, path in reports if kind in _REPORTS}.items()),
         show_missing="term-missing" in modifiers,
         skip_covered="skip-covered" in modifiers,
     )
 
 
-def data_of(run: Path, jobs: Iterable[Job]) -> list[Path]:
-    """The data files of the newest attempts at these jobs."""
+def data_files(run: Path, jobs: Iterable[Job]) -> list[Path]:
+    """The coverage data of the newest attempts at these jobs."""
     found: list[Path] = []
     for job in jobs:
         attempt = newest_attempt(run, job)
@@ -70,43 +69,42 @@ def data_of(run: Path, jobs: Iterable[Job]) -> list[Path]:
 def combine(
     matrix: Matrix, run: Path, jobs: Sequence[Job], arguments: Sequence[str], say: Callable[[str], None]
 ) -> None:
-    """Combine the coverage data of a run's jobs; do nothing if there is none.
+    """Combine the coverage data of a run's jobs, if any.
 
-    ``.coverage`` goes beside the matrix file, as do reports whose path the user names.
+    ``.coverage`` is written next to the matrix file; the paths of reports are relative to its folder.
     """
-    files = data_of(run, jobs)
+    files = data_files(run, jobs)
     if not files:
         return
-    interpreter = next((each for each in (sys.executable, matrix.process.python) if each and _has_coverage(each)), None)
+    interpreter = next((path for path in (sys.executable, matrix.process.python) if path and _has_coverage(path)), None)
     if interpreter is None:
         say(f"coverage: each job's data is in its folder {COVERAGE!r}. To combine it: pip install coverage")
         return
-    wishes = wishes_of([*(argument for job in jobs for argument in job.suite.pytest_args), *arguments])
+    options = parse_options([*(argument for job in jobs for argument in job.suite.pytest_args), *arguments])
     try:
         (run / COVERAGE).mkdir(exist_ok=True)
-        done = _run(interpreter, matrix.root, _request(run / COVERAGE, matrix.root, files, wishes))
+        done = _run(interpreter, matrix.root, _request(run / COVERAGE, matrix.root, files, options))
         if done.returncode == 0:
             shutil.copyfile(run / COVERAGE / DATA, matrix.root / DATA)
     except (OSError, subprocess.TimeoutExpired) as error:
         say(f"coverage: the data of the jobs could not be combined: {error}")
         return
     if done.returncode == 0:
-        say(f"coverage over all jobs and ranks, in {DATA}:\n{done.stdout.rstrip()}\n")
+        say(f"coverage of all jobs and ranks, in {DATA}:\n{done.stdout.rstrip()}\n")
     else:
-        why = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
+        why = (done.stderr.strip().splitlines() or ["unknown error"])[-1]
         say(f"coverage: the data of the jobs could not be combined: {why}")
 
 
-def _request(folder: Path, root: Path, files: Sequence[Path], wishes: CoverageOptions) -> dict[str, Any]:
-    named = [(kind, str(root / place) if place else str(folder / _REPORTS[kind])) for kind, place in wishes.reports]
+def _request(folder: Path, root: Path, files: Sequence[Path], options: CoverageOptions) -> dict[str, Any]:
     return {
         "data": str((folder / DATA).resolve()),
-        "config": wishes.config or True,
+        "config": options.config or True,
         "paths": {"allranks": [str(root.resolve()), _IN_CONTAINERS]},
         "files": [str(file) for file in files],
-        "reports": named,
-        "show_missing": wishes.show_missing or None,
-        "skip_covered": wishes.skip_covered or None,
+        "reports": [(kind, str(root / path if path else folder / _REPORTS[kind])) for kind, path in options.reports],
+        "show_missing": options.show_missing or None,
+        "skip_covered": options.skip_covered or None,
     }
 
 
@@ -117,13 +115,13 @@ def _run(interpreter: str, root: Path, request: dict[str, Any]) -> "subprocess.C
         capture_output=True,
         text=True,
         cwd=root,
-        timeout=_PATIENCE,
+        timeout=_TIMEOUT,
         check=False,
     )
 
 
 def _has_coverage(interpreter: str) -> bool:
     try:
-        return subprocess.run([interpreter, "-c", _FIND], check=False, timeout=_PATIENCE).returncode == 0
+        return subprocess.run([interpreter, "-c", _FIND], check=False, timeout=_TIMEOUT).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -1,4 +1,4 @@
-"""Where a run prints: lines into a log, or a live table on a terminal."""
+"""The output of a run: lines in a log, or a live table on a terminal."""
 
 import os
 import re
@@ -17,35 +17,35 @@ from allranks.report.judged import MergedRun
 from allranks.runner.ci_service import ci_service
 from allranks.runner.listener import Detail, Paint, RunListener, without_color
 
-_BETWEEN: Final = 0.25
-"""Seconds between two looks at the progress of a run."""
+_INTERVAL: Final = 0.25
+"""Seconds between two updates of the progress of a run."""
 
 
 class Console(Protocol):
-    """Where a run prints its events."""
+    """The output of a run."""
 
     def say(self, line: str, /) -> None:
         """Print one line."""
 
     def watch(self, job_ids: Sequence[str], /) -> AbstractContextManager[RunListener]:
-        """What hears the events of these jobs, in the order of the plan, while they run."""
+        """The listener for the events of these jobs, given in the order of the plan, while they run."""
 
     def annotate(self, merged: MergedRun, /) -> None:
-        """Show the first failures wherever the run is shown, such as by a CI service."""
+        """Show the first failures, for example as annotations of a CI service."""
 
 
 @contextmanager
-def watching(listener: RunListener, job_ids: Sequence[str], look: Callable[[], None]) -> Iterator[RunListener]:
-    """Call `look` every quarter of a second, in a thread of its own."""
+def watching(listener: RunListener, job_ids: Sequence[str], update: Callable[[], None]) -> Iterator[RunListener]:
+    """Call `update` every quarter of a second, in its own thread."""
     listener.expect(job_ids)
     is_over = threading.Event()
 
     def work() -> None:
-        while not is_over.wait(_BETWEEN):
-            look()
+        while not is_over.wait(_INTERVAL):
+            update()
 
     thread = threading.Thread(target=work, name="allranks-progress", daemon=True)
-    with uninterrupted():  # threads inherit the mask: the main thread alone takes interrupts
+    with uninterrupted():  # threads inherit the signal mask: only the main thread receives interrupts
         thread.start()
     try:
         yield listener
@@ -57,14 +57,14 @@ def watching(listener: RunListener, job_ids: Sequence[str], look: Callable[[], N
 
 @dataclass(frozen=True)
 class PlainConsole:
-    """Lines and nothing else."""
+    """Prints lines, for logs."""
 
     say: Callable[[str], None]
     detail: Detail = "usual"
     paint: Paint = without_color
 
     def watch(self, job_ids: Sequence[str]) -> AbstractContextManager[RunListener]:
-        """Print lines about slow tests, too: a hang is seen while it lasts."""
+        """Also report slow tests, so that a hang is visible while it lasts."""
         listener = RunListener(self.say, self.detail, self.paint)
         return watching(listener, job_ids, listener.report_progress)
 
@@ -80,11 +80,16 @@ def console_for(
     stream: TextIO | None = None,
     detail: Detail = "usual",
 ) -> Iterator[Console]:
-    """The console that fits the CI service and the terminal; a quiet run, and one whose output is shown, has no table.
+    """The console for the CI service, or for the terminal; quiet runs and streamed output have no live table.
 
-    `pytest_args` has those of each job, and `stream` is standard output; None for this process's.
+    Args:
+        say: Prints one line to standard output.
+        pytest_args: The arguments of each job.
+        environ: The environment variables.
+        stream: Standard output; None for this process's.
+        detail: How much is printed.
     """
-    stream, say = sys.stdout if stream is None else stream, _harmless(say)
+    stream, say = sys.stdout if stream is None else stream, _escaped(say)
     is_terminal = stream.isatty() and environ.get("TERM", "") not in CANNOT_MOVE
     if service := ci_service(environ):
         with service.console(say, detail) as console:
@@ -95,16 +100,15 @@ def console_for(
         yield PlainConsole(say, detail, partial(painted, stream=stream))
 
 
-def _harmless(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Print lines without what a terminal would obey: tests choose their names, messages and output."""
+def _escaped(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Escape control sequences, which the names, messages and output of tests may contain."""
     return lambda line: say(for_terminal(line))
 
 
 def _table(say: Callable[[str], None], stream: TextIO, detail: Detail) -> Console:
     """The live table; plain lines if rich, which draws it, is not installed."""
     try:
-        # rich takes a twentieth of a second to import: a run whose lines go to a file does without.
-        from allranks.runner.terminal import TerminalConsole  # noqa: PLC0415
+        from allranks.runner.terminal import TerminalConsole  # noqa: PLC0415 - importing rich takes 50 ms
     except ImportError:
         return PlainConsole(say, detail, partial(painted, stream=stream))
     return TerminalConsole(stream, detail)
@@ -114,5 +118,5 @@ _STREAMS: Final = re.compile(r"(^| )(-[hlqvVx]*s\w*|--capture[= ]no)( |$)")
 
 
 def is_streamed(pytest_args: Sequence[str]) -> bool:
-    """Whether pytest shows at once what ranks print: under ``-s``, also as ``-xs``, or ``--capture=no``."""
+    """Whether pytest streams the output of ranks: ``-s``, also as in ``-xs``, or ``--capture=no``."""
     return _STREAMS.search(" ".join(pytest_args)) is not None

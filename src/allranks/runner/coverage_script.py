@@ -1,6 +1,6 @@
 """Combines coverage data and writes reports, in an interpreter that has coverage.py.
 
-It reads the request from standard input, in JSON (:mod:`allranks.runner.combined_coverage`), and prints the table.
+It reads a request of :mod:`allranks.runner.combined_coverage` from standard input, as JSON, and prints the table.
 """
 
 import importlib
@@ -9,20 +9,19 @@ import sys
 
 
 def main() -> None:
-    """Combine and report."""
-    # The folder of this file, whose modules are not to be imported by their bare names.
-    del sys.path[0]
-    wanted = json.load(sys.stdin)
-    # Imported by name: type checkers of this file need not have coverage.
+    """Combine the data and write the reports."""
+    del sys.path[0]  # this file's folder: coverage.py must not import its modules
+    request = json.load(sys.stdin)
+    # By name: coverage.py may not be installed where this file is type-checked.
     coverage = importlib.import_module("coverage")
-    measured = coverage.Coverage(data_file=wanted["data"], config_file=wanted["config"])
-    measured.set_option("paths", {**(measured.get_option("paths") or {}), **wanted["paths"]})
-    measured.combine(wanted["files"], strict=True, keep=True)
+    measured = coverage.Coverage(data_file=request["data"], config_file=request["config"])
+    measured.set_option("paths", {**(measured.get_option("paths") or {}), **request["paths"]})
+    measured.combine(request["files"], strict=True, keep=True)
     measured.save()
-    for name, target in wanted["reports"]:
-        write = getattr(measured, f"{name}_report")
-        write(ignore_errors=True, **{"directory" if name == "html" else "outfile": target})
-    missing, skip = wanted["show_missing"], wanted["skip_covered"]
+    for kind, target in request["reports"]:
+        write = getattr(measured, f"{kind}_report")
+        write(ignore_errors=True, **{"directory" if kind == "html" else "outfile": target})
+    missing, skip = request["show_missing"], request["skip_covered"]
     measured.report(ignore_errors=True, show_missing=missing, skip_covered=skip)
 
 

@@ -1,8 +1,8 @@
-"""Starts jobs side by side, the longest first, as many as fit, with the next one already on standby.
+"""Runs jobs concurrently, longest first, as many as fit, and puts the next one on standby.
 
-A job that does not fit, or whose environment is not made yet, waits while later ones start: no job waits forever, since
-the jobs of a run are finite. Each job has a thread of its own, and one more makes environments. The main thread decides
-what starts, and alone receives signals.
+A job that does not fit, or whose environment is not ready, waits while later ones start. None waits forever, since the
+number of jobs is finite. Each job has its own thread, and one more makes environments. The main thread decides what
+starts, and is the only one that receives signals.
 """
 
 import math
@@ -20,18 +20,18 @@ from allranks.report.run_files import JobError
 from allranks.runner.attempt_runner import AttemptRunner, Environment, JobAttempt
 from allranks.runner.environment_maker import EnvironmentMaker
 from allranks.runner.progress import Tests
-from allranks.runner.retry_policy import Again, RetryPolicy
+from allranks.runner.retry_policy import JobSelection, RetryPolicy
 from allranks.runner.tasks import Capacity, Task, expected, longest_first
 
 _POLL = 0.25
 """Seconds between two polls of GPUs that another run holds."""
 
-_NAP = 1.0
-"""Most seconds of one wait: an interrupt that comes just before the wait is noticed only after it."""
+_LONGEST_WAIT = 1.0
+"""Seconds: an interrupt that arrives just before a wait is noticed only after it."""
 
 
 class Dispatcher:
-    """Runs jobs, each attempt in a thread of its own, and leaves a record of each in the run's folder."""
+    """Runs jobs, each attempt in its own thread, and records each in the run's folder."""
 
     def __init__(self, attempts: AttemptRunner) -> None:
         self._attempts = attempts
@@ -41,7 +41,7 @@ class Dispatcher:
         self._pool = attempts.pool
         self._retries = RetryPolicy(0, {})
         self._jobs: Sequence[Job] = ()
-        self._capacity = self._host.room
+        self._capacity = self._host.capacity
         self._waiting: list[Task] = []
         self._active: list[JobAttempt] = []
         self._environments: dict[int, Environment] = {}
@@ -51,11 +51,11 @@ class Dispatcher:
         self._deadline = math.inf
         self._stopped: JobError | None = None
 
-    def run(self, jobs: Sequence[Job], selections: Mapping[str, Again] | None = None) -> None:
-        """Run all jobs: of some, by their ids, only the selected part.
+    def run(self, jobs: Sequence[Job], selections: Mapping[str, JobSelection] | None = None) -> None:
+        """Run all jobs; `selections` limits some of them, by job id, to a part.
 
         Raises:
-            KeyboardInterrupt: The user interrupted the run; the jobs that were running have their records.
+            KeyboardInterrupt: The user interrupted the run; the jobs that were running have been recorded.
         """
         self._jobs = jobs
         self._retries = RetryPolicy(self._policy.retries, selections or {})
@@ -73,10 +73,10 @@ class Dispatcher:
             self._end_all()
 
     def _tasks(self) -> list[Task]:
-        """The jobs in the order in which they start; one that needs more than the whole host gets all of it."""
+        """The jobs in the order in which they start; one that needs more than the host has gets all of it."""
         seconds = expected(self._attempts.folder.durations, self._jobs)
         tasks = [
-            Task(number, self._attempts.room_of(job).within(self._host.room), seconds[number].seconds)
+            Task(number, self._attempts.demand_of(job).within(self._host.capacity), seconds[number].seconds)
             for number, job in enumerate(self._jobs)
         ]
         if (seed := self._policy.shuffle) is not None:
@@ -84,17 +84,17 @@ class Dispatcher:
         return longest_first(tasks)
 
     def _make_environment(self, task: Task) -> None:
-        """Make a job's environment, in the thread for that, and tell the main thread."""
+        """Make a job's environment in the thread for environments, and pass it to the main thread."""
         environment = self._attempts.environment(task, self._jobs[task.number])
         self._events.put(partial(self._take_environment, task, environment))
 
     def _take_environment(self, task: Task, environment: Environment) -> None:
         self._environments[task.number] = environment
         if task in self._waiting:
-            self._live.job_is(self._jobs[task.number].id, "waiting")
+            self._live.set_state(self._jobs[task.number].id, "waiting")
 
     def _fail(self, error: BaseException) -> None:
-        """Have the main thread raise an error of another one."""
+        """Raise an error of another thread in the main thread."""
 
         def fail() -> None:
             raise error
@@ -103,11 +103,11 @@ class Dispatcher:
 
     @property
     def _ready(self) -> Iterator[Task]:
-        """The waiting jobs that have their environments."""
+        """The waiting jobs whose environments are ready."""
         return (task for task in self._waiting if task.number in self._environments)
 
     def _start_what_fits(self) -> None:
-        """Run jobs while there is room; then put the next one on standby, if cores are all that it lacks."""
+        """Start jobs while they fit; then put the next one on standby if only cores are missing."""
         self._release_standby()
         while self._has_slot and (task := self._next_task()):
             if not self._start(task):
@@ -137,46 +137,49 @@ class Dispatcher:
 
     def _release_standby(self) -> None:
         for attempt in self._standby if self._stopped is None else ():
-            if self._has_slot and self._free.holds(Capacity(cores=attempt.task.room.cores)):
+            if self._has_slot and self._free.holds(Capacity(cores=attempt.task.demand.cores)):
                 attempt.release()
 
     def _next_task(self) -> Task | None:
-        """The first task that fits; none with GPUs overtakes one that lacks only GPUs that other runs hold."""
+        """The first task that fits.
+
+        No task with GPUs overtakes one that only waits for GPUs of other runs.
+        """
         free = self._free
         for task in self._ready:
-            if free.holds(task.room):
-                if not task.room.gpus or task.room.gpus <= self._pool.count_free():
+            if free.holds(task.demand):
+                if not task.demand.gpus or task.demand.gpus <= self._pool.count_free():
                     return task
                 free = free._replace(gpus=0)
         return None
 
     def _can_stand_by(self, task: Task) -> bool:
-        """Whether the task lacks only cores.
+        """Whether only cores are missing for the task.
 
-        None does in a queue: it might get nodes and GPUs, and keep them from others while it waits for its turn.
+        Engines with a queue have no standby: a job that waits for its turn could hold nodes and GPUs that others need.
         """
         if self._host.engine.has_queue:
             return False
-        return self._free._replace(cores=self._host.cores).holds(task.room)
+        return self._free._replace(cores=self._host.cores).holds(task.demand)
 
     def _start(self, task: Task) -> bool:
-        """Put a job on standby in its own thread; False, and it still waits, if another run took its GPUs first."""
+        """Put a job on standby in its own thread; False if another run took its GPUs first, and it has to wait."""
         job = self._jobs[task.number]
         with ExitStack() as undo:
-            made = self._environments[task.number]
-            attempt = self._attempts.prepare(task, job, self._retries.selection(job.id), made, undo)
+            environment = self._environments[task.number]
+            attempt = self._attempts.prepare(task, job, self._retries.selection(job.id), environment, undo)
             if attempt is None:
                 return False
             self._waiting.remove(task)
-            attempt.thread = threading.Thread(target=self._see_through, args=(attempt,), name=job.id)
-            # Threads inherit the signal mask: only the main thread takes interrupts.
+            attempt.thread = threading.Thread(target=self._run_attempt, args=(attempt,), name=job.id)
+            # Threads inherit the signal mask: only the main thread receives interrupts.
             with uninterrupted():
                 attempt.thread.start()
                 undo.pop_all()
                 self._active.append(attempt)
         return True
 
-    def _see_through(self, attempt: JobAttempt) -> None:
+    def _run_attempt(self, attempt: JobAttempt) -> None:
         """Run an attempt in its own thread, and report its end to the main thread."""
         try:
             self._attempts.run(attempt, partial(self._events.put, attempt.free_cores))
@@ -186,8 +189,8 @@ class Dispatcher:
             self._events.put(partial(self._remove, attempt))
 
     def _handle_next_event(self) -> None:
-        """Wait a short while for an event of a thread, and handle it and all that have come with it."""
-        seconds = _NAP
+        """Wait a short time for an event of a thread, and handle all pending ones."""
+        seconds = _LONGEST_WAIT
         if task := self._task_without_gpus():
             self._wait_for_gpus(task)
             seconds = _POLL
@@ -202,69 +205,69 @@ class Dispatcher:
             self._events.get()()
 
     def _task_without_gpus(self) -> Task | None:
-        """The first task that could start now if other runs did not hold its GPUs."""
+        """The first task that only waits for GPUs that other runs hold."""
         free = self._free
-        with_gpus = (task for task in self._waiting if task.room.gpus and task.number in self._environments)
-        return next((task for task in with_gpus if free.holds(task.room)), None) if self._has_slot else None
+        with_gpus = (task for task in self._waiting if task.demand.gpus and task.number in self._environments)
+        return next((task for task in with_gpus if free.holds(task.demand)), None) if self._has_slot else None
 
     def _wait_for_gpus(self, task: Task) -> None:
         if not self._has_announced_wait:
             self._has_announced_wait = True
-            self._live.say(f"waiting for {task.room.gpus} of {len(self._host.gpus)} GPUs: another run holds them")
+            self._live.say(f"waiting for {task.demand.gpus} of {len(self._host.gpus)} GPUs: another run holds them")
         self._pool.wait_in_queue(self._jobs[task.number].id)
 
     def _check_deadline(self) -> None:
-        """End the run if its time is over: if it were ended from outside later, there would be no report."""
+        """Stop the run at its time limit: if the CI killed it later, there would be no report."""
         if time.monotonic() >= self._deadline and (self._waiting or self._active):
-            over = f"the run's limit of {self._policy.seconds:g} s is over"
-            self._stop(f"Not completed: {over}.", f"{over}, and ends it")
+            reached = f"the run reached its limit of {self._policy.seconds:g} s"
+            self._stop(f"Not completed: {reached}.", f"{reached}: stopping")
 
     def _remove(self, attempt: JobAttempt, error: BaseException | None = None) -> None:
-        """Remove a closed job; raise the error of its thread."""
+        """Remove a closed job; raise the error of its thread, if any."""
         attempt.thread.join()
         self._active.remove(attempt)
-        sick = self._pool.sick_among(attempt.lease.gpus)
-        self._capacity = self._capacity.minus(Capacity(gpus=len(sick)))
-        for gpu in sick:
-            self._live.say(f"{self._host.name_of(gpu)} is sick: this run gives it to no other job")
+        unhealthy = self._pool.unhealthy_among(attempt.lease.gpus)
+        self._capacity = self._capacity.minus(Capacity(gpus=len(unhealthy)))
+        for gpu in unhealthy:
+            self._live.say(f"{self._host.name_of(gpu)} is unhealthy: no other job of this run will use it")
         if self._stopped is not None:
             self._attempts.record_unstarted(attempt.task, attempt.job, self._stopped)
-        elif attempt.left is not None:
-            self._retry(attempt, attempt.left)
-        self._give_up_too_large()
+        elif attempt.rerun is not None:
+            self._retry(attempt, attempt.rerun)
+        self._fail_too_large_jobs()
         if error is not None:
             raise error
 
-    def _give_up_too_large(self) -> None:
+    def _fail_too_large_jobs(self) -> None:
         """Record an error for each job that needs more GPUs than are healthy."""
-        well, sick = len(self._pool.healthy), self._pool.sick_among(self._host.gpus)
-        too_large = [task for task in self._waiting if task.room.gpus > well] if sick else []
+        healthy, unhealthy = len(self._pool.healthy), self._pool.unhealthy_among(self._host.gpus)
+        too_large = [task for task in self._waiting if task.demand.gpus > healthy] if unhealthy else []
         for task in too_large:
             self._waiting.remove(task)
-            names = ", ".join(map(self._host.name_of, sick))
-            what = f"It needs {task.room.gpus} GPUs, and {well} GPUs of this host are well: {names} is sick."
-            why = JobError(kind="infrastructure", what=what, remedy="Repair it, and go on: allranks run --resume.")
+            names = ", ".join(map(self._host.name_of, unhealthy))
+            what = f"It needs {task.demand.gpus} GPUs, but only {healthy} of this host are healthy. Unhealthy: {names}."
+            remedy = "Repair the GPU, then resume the run: allranks run --resume."
+            why = JobError(kind="infrastructure", what=what, remedy=remedy)
             job = self._jobs[task.number]
             self._attempts.record_unstarted(task, job, why)
             self._live.job_ended(job.id, Tests(), 0.0, why)
 
-    def _retry(self, attempt: JobAttempt, left: Again) -> None:
-        """Retry the rest of a job if allowed; else the job is not good."""
+    def _retry(self, attempt: JobAttempt, selection: JobSelection) -> None:
+        """Retry a failed job if it has retries left."""
         job_id, error = attempt.job.id, attempt.error
-        retry = self._retries.retry(job_id, left, error.kind if error else "") if attempt.spec else None
+        retry = self._retries.retry(job_id, selection, error.kind if error else "") if attempt.spec else None
         if retry is not None:
             self._waiting.append(attempt.task)
-            self._live.job_is(job_id, "waiting")
+            self._live.set_state(job_id, "waiting")
             self._live.say(f"{job_id}: {retry}")
         elif self._policy.fail_fast:
-            what = f"Not completed: -x ended the run when {job_id} was not good."
-            self._stop(what, f"{job_id} is not good, and -x ends the run")
+            self._stop(f"Not completed: {job_id} failed, and -x was given.", f"{job_id} failed: stopping (-x)")
 
-    def _stop(self, what: str, line: str) -> None:
+    def _stop(self, what: str, message: str) -> None:
         """Cancel the running jobs, and record for each waiting one why it did not run."""
         self._deadline = math.inf
         self._stopped = JobError(kind="stopped", what=what, remedy="Resume it: allranks run --resume.")
-        self._live.say(line)
+        self._live.say(message)
         self._maker.cancel()
         for attempt in self._active:
             attempt.cancel(self._stopped)
@@ -273,7 +276,7 @@ class Dispatcher:
         self._waiting.clear()
 
     def _end_all(self) -> None:
-        """Cancel all jobs and builds, and wait until they are closed; the first interrupt may come even now."""
+        """Cancel all jobs and builds, and wait until they are closed; an interrupt may arrive even now."""
         try:
             with uninterrupted():
                 self._cancel_all()

@@ -1,10 +1,10 @@
-"""Durations of tests: measured by runs, and kept in one file so that shards are even.
+"""Durations of tests, measured by runs and stored in one file, so that shards take equally long.
 
-Seconds are stored by suite, backend and node id. A test does different work under different backends, and may skip
-under one but run for minutes under another. World size and init method scale all tests of a suite about equally, and a
-split needs only proportions, so the slowest cell represents all of a backend and the file stays small.
+Seconds are stored by suite, backend and node id. A test does different work with different backends: it may be skipped
+with one and run for minutes with another. World size and init method scale all tests of a suite about equally, and a
+split needs only proportions, so the slowest cell represents all cells of a backend, and the file stays small.
 
-A run does not need the file: an unusable one is reported and ignored, and the shards are as even as without it.
+A run does not need the file: an unusable one is reported and ignored.
 """
 
 import json
@@ -22,15 +22,18 @@ Durations = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 CHANGE: Final = 0.25
 NOTICEABLE: Final = 0.05
-"""A stored duration stays until a measurement differs from it by more than a quarter and by more than 0.05 s: two runs
-of the same tests differ by less, and a committed file should change only where tests have."""
+"""A stored duration is replaced if a measurement differs by more than a quarter and by more than 0.05 s. Two runs of
+the same tests differ by less, and the file, which may be committed, should change only where tests have changed."""
 
 
 class Meter:
-    """The durations of judged tests: the longest over the cells of a backend, in each that of the slowest rank.
+    """Collects the durations of tests: that of the slowest rank in the slowest cell of a backend.
 
-    Only tests that passed or were skipped count: a failed test ended early, or late. A job is ignored if no
-    test of the suite executed: its backend or its GPUs were not available.
+    Only tests that passed or were skipped count: a failed test ended early or late. A job is ignored if no test of the
+    suite executed, since its backend or its GPUs were not available.
+
+    Args:
+        counts: Whether a job is measured.
     """
 
     def __init__(self, counts: Callable[[JobSummary], bool] = lambda _: True) -> None:
@@ -39,7 +42,7 @@ class Meter:
         self._found: dict[tuple[str, str, str], dict[str, float]] = {}
 
     def add(self, job: CellSuite) -> None:
-        """Add a job, if it counts and its backend is known."""
+        """Add a job if it is measured and its backend is known."""
         backend = job.axes.get("backend")
         if backend is None or not self._counts(job):
             return
@@ -51,7 +54,7 @@ class Meter:
 
     @property
     def durations(self) -> Durations:
-        """The durations from all jobs so far."""
+        """The durations of all jobs so far."""
         merged: dict[str, dict[str, dict[str, float]]] = {}
         for (cell, suite, backend), tests in self._found.items():
             if (cell, suite) in self._ran:
@@ -61,9 +64,9 @@ class Meter:
         return merged
 
 
-def renewed(known: Durations, new: Durations) -> Durations:
-    """The durations after a run: its measurements replace stored durations that differ noticeably."""
-    merged = {suite: {backend: dict(tests) for backend, tests in each.items()} for suite, each in known.items()}
+def update(known: Durations, new: Durations) -> Durations:
+    """The stored durations after a run, whose measurements replace those that differ noticeably."""
+    merged = {suite: {backend: dict(tests) for backend, tests in backends.items()} for suite, backends in known.items()}
     for suite, backends in new.items():
         for backend, tests in backends.items():
             stored = merged.setdefault(suite, {}).setdefault(backend, {})
@@ -74,7 +77,7 @@ def renewed(known: Durations, new: Durations) -> Durations:
 
 
 def rounded(seconds: float) -> float:
-    """Seconds as they are stored: more than three digits, or less than a millisecond, would be noise in diffs."""
+    """Seconds as they are stored: three digits and at least a millisecond, since the rest would be noise in diffs."""
     return round(float(f"{max(seconds, 0.001):.3g}"), 3)
 
 
@@ -84,40 +87,40 @@ def _has_duration(test: TestVerdict) -> bool:
 
 
 SCHEMA: Final = 1
-ABOUT: Final = "Seconds that tests took, kept by allranks for even shards: suite, backend, test."
+ABOUT: Final = "Seconds that tests took, stored by allranks to balance shards: suite, backend, test."
 
 
 class DurationsError(Exception):
-    """A file does not hold durations of this version of allranks; the message ends a sentence about the file."""
+    """A file has no durations of this version of allranks; the message is a predicate whose subject is the file."""
 
 
 def read_durations(path: Path, say: Callable[[str], None]) -> Durations:
-    """Read a file of durations; empty if it does not exist yet, or is unusable, which is reported."""
+    """Read a file of durations; empty if it does not exist or is unusable, which is reported."""
     try:
         return parse(_text(path))
     except DurationsError as error:
-        say(f"{path} is left out: it {error}. Shards are split as if nothing were known; remove it to begin anew.")
+        say(f"{path} is ignored: it {error}. Shards are split without durations. Remove the file to start a new one.")
         return {}
 
 
 def keep_durations(path: Path, new: Durations, say: Callable[[str], None]) -> None:
-    """Update a file with measured durations; an unusable file is reported and left unchanged."""
+    """Update a file with measured durations; an unusable file is reported and not changed."""
     if not any(tests for backends in new.values() for tests in backends.values()):
         return
     try:
         with hold(_lock_of(path)):
             before = _text(path)
-            after = render(renewed(parse(before), new))
+            after = render(update(parse(before), new))
             if after != before:
                 keep(path, after)
     except DurationsError as error:
-        say(f"{path} was not renewed by what this run took: it {error}. Remove it, and the next run makes a new one.")
+        say(f"{path} was not updated with the durations of this run: it {error}. Remove it: the next run writes it.")
     except OSError as error:
-        say(f"{path} was not renewed by what this run took: {error.strerror or error}.")
+        say(f"{path} was not updated with the durations of this run: {error.strerror or error}.")
 
 
 def parse(text: str) -> Durations:
-    """Parse the output of :func:`render`, or an empty text; DurationsError for any other."""
+    """Parse the output of :func:`render`, or an empty text; any other is a DurationsError."""
     if not text.strip():
         return {}
     try:
@@ -133,19 +136,19 @@ def parse(text: str) -> Durations:
             for suite, backends in seconds.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        msg = f"holds no durations of allranks ({type(error).__name__}: {error})"
+        msg = f"is not a file of durations ({type(error).__name__}: {error})"
         raise DurationsError(msg) from error
 
 
 def render(durations: Durations) -> str:
-    """The text of the file: sorted, one test per line, so that a diff shows only tests that changed."""
+    """The text of the file: sorted, one test per line, so that a diff shows only changed tests."""
     document = {"about": ABOUT, "schema": SCHEMA, "seconds": durations}
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
 def _checked(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        msg = f"{value!r} is no number of seconds"
+        msg = f"{value!r} is not a number of seconds"
         raise ValueError(msg)
     return float(value)
 
@@ -162,8 +165,8 @@ def _text(path: Path) -> str:
 
 
 def _lock_of(path: Path) -> Path:
-    """A lock file in the user's cache: one beside the durations would stay forever, and be committed."""
-    import hashlib  # noqa: PLC0415 - OpenSSL takes 4 MB, and few reports need it
+    """A lock file in the user's cache: one in the repository would never be removed, and might be committed."""
+    import hashlib  # noqa: PLC0415 - OpenSSL takes 4 MB of memory, and few reports need it
 
     folder = cache_folder() / "locks"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""The inputs of a run from earlier runs: caches, durations, and unfinished jobs.
+"""What a run takes from earlier runs: pytest's cache, test durations, and unfinished jobs.
 
-All shards of a suite in a cell make the same split only if all of them collect the same tests and use the same
-durations. The first shards change both, so the run keeps copies in its own folder, also for sessions that join it. It
-copies the durations once, so that a shard that runs again has the same tests. It copies the cache for each attempt, so
-that ``--lf`` in a resumed run selects what has failed in it.
+All shards of a suite in a cell split it the same way only if they collect the same tests and use the same durations.
+The shards that finish first change both, so the run keeps copies in its own folder, also for sessions that join it. The
+durations are copied once, so that a shard that runs again has the same tests. The cache is copied for each attempt, so
+that ``--lf`` in a resumed run selects what failed in that run.
 """
 
 import json
@@ -24,27 +24,27 @@ from allranks.report.folder import read_manifest
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.runner.durations import Durations, DurationsError, parse, read_durations, render
 from allranks.runner.results_folder import RunFolder, as_results_error
-from allranks.runner.retry_policy import Again, Wanted, newest_attempt, to_run_again
+from allranks.runner.retry_policy import JobSelection, RerunScope, newest_attempt, select_rerun
 from allranks.user_cache import hold
 
 _VALUES = "v"
-"""The folder of pytest's cache that holds values; the rest explains the cache to people, or belongs to tests."""
+"""The folder of pytest's cache that holds values; the rest is documentation or belongs to tests."""
 
 _LAST_FAILED = Path("cache") / "lastfailed"
-"""A JSON object whose keys are the tests, and what could not be collected, that failed (pytest's cacheprovider.py)."""
+"""A JSON object whose keys are the node ids of failed tests and collectors (pytest's cacheprovider.py)."""
 
 
-def carried_files(cache: Path, results: Path) -> Iterator[FileCopy]:
-    """The cache of an earlier job, as files for the next one; nothing if there is none yet.
+def cache_files(cache: Path, results: Path) -> Iterator[FileCopy]:
+    """The cache of an earlier job, as files for the next one.
 
-    The folder of all runs may be part of the repository, so the cache may not lead out of it.
+    Symlinks may not lead out of the results folder, which may be part of the repository.
     """
     if cache.is_dir() and next(cache.iterdir(), None):
         yield FileCopy(source=cache, target=Path(PYTEST_CACHE) / _VALUES, root=results.resolve())
 
 
 def earlier_coverage(attempt: Path) -> Iterator[FileCopy]:
-    """The coverage data of the attempt that a job continues: both are combined."""
+    """The coverage data of an earlier attempt, which the job combines with its own."""
     folder = attempt / COVERAGE
     if folder.is_dir() and not folder.is_symlink():
         yield FileCopy(source=folder, target=Path(EARLIER_COVERAGE), root=folder.resolve())
@@ -53,16 +53,20 @@ def earlier_coverage(attempt: Path) -> Iterator[FileCopy]:
 def keep_cache(results: Path, cache: Path) -> None:
     """Move a job's cache out of its results, for the next job of this cell and suite.
 
-    Each file is replaced atomically, since another run may start at this moment.
+    Each file is replaced atomically, since another run may be reading it.
     """
-    _put(results / PYTEST_CACHE / _VALUES, cache)
+    _copy_values(results / PYTEST_CACHE / _VALUES, cache)
     shutil.rmtree(results / PYTEST_CACHE, ignore_errors=True)
 
 
-def keep_cache_of_shard(results: Path, cache: Path, began_with: Path, own: Collection[str]) -> None:
-    """Move a shard's cache out of its results, and merge what concerns its own tests into that of the whole suite.
+def keep_cache_of_shard(results: Path, cache: Path, initial: Path, own: Collection[str]) -> None:
+    """Move a shard's cache out of its results, and merge the entries of its own tests into the suite's cache.
 
-    All shards of the run began with the cache `began_with`.
+    Args:
+        results: The shard's results.
+        cache: The cache of the whole suite.
+        initial: The cache that all shards of the run started with.
+        own: The node ids of the shard's tests.
     """
     cache.parent.mkdir(parents=True, exist_ok=True)
     with hold(cache.parent / f".{cache.name}.lock"):
@@ -70,14 +74,14 @@ def keep_cache_of_shard(results: Path, cache: Path, began_with: Path, own: Colle
         shutil.rmtree(draft, ignore_errors=True)
         keep_cache(results, draft)
         if (draft / _LAST_FAILED).exists():
-            now, before, after = (_failed(folder / _LAST_FAILED) for folder in (cache, began_with, draft))
-            failed = json.dumps(_merged(now, before, after, own), indent=2)
+            now, before, after = (_last_failed(folder / _LAST_FAILED) for folder in (cache, initial, draft))
+            failed = json.dumps(_merge_failed(now, before, after, own), indent=2)
             (draft / _LAST_FAILED).write_text(failed, encoding="utf-8")
-        _put(draft, cache)
+        _copy_values(draft, cache)
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _put(values: Path, cache: Path) -> None:
+def _copy_values(values: Path, cache: Path) -> None:
     for path in sorted(values.rglob("*")):
         if path.is_file() and not path.is_symlink():
             target = cache / path.relative_to(values)
@@ -87,20 +91,21 @@ def _put(values: Path, cache: Path) -> None:
             draft.replace(target)
 
 
-def _merged(
+def _merge_failed(
     now: dict[str, object], before: dict[str, object], after: dict[str, object], own: Collection[str]
 ) -> dict[str, object]:
     """The failures of the whole suite after one more shard.
 
-    When a module can be collected again, pytest caches its tests as failed; only their own shards may do so.
+    When a module that failed to collect is collected successfully, pytest caches all its tests as failed; only the
+    shards that run these tests may add them.
     """
-    mended = before.keys() - after.keys()
+    fixed = before.keys() - after.keys()
     broken = {name for name in after.keys() - before.keys() if name in own or "::" not in name}
-    return {**{name: now[name] for name in now if name not in mended}, **{name: after[name] for name in broken}}
+    return {**{name: now[name] for name in now if name not in fixed}, **{name: after[name] for name in broken}}
 
 
-def _failed(path: Path) -> dict[str, object]:
-    """The failures in a cache; empty if the file is missing, or is one that pytest would not understand either."""
+def _last_failed(path: Path) -> dict[str, object]:
+    """The failures in a cache; empty if the file is missing or invalid."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -119,36 +124,36 @@ def take_snapshot(
     *,
     known: Durations | None = None,
 ) -> RunFolder:
-    """Keep a copy of the durations for the shards among some jobs; a run that is joined keeps the copy that it has.
+    """Keep a copy of the durations if any of the jobs is a shard; a run that is joined keeps the copy that it has.
 
-    Without shards nothing is kept, since durations then only help to pack suites. `known` replaces those of the file:
-    they are the same on every machine of a plan.
+    Args:
+        folder: The run's folder.
+        jobs: The jobs of this session.
+        durations: The file of durations.
+        say: Prints a warning about an unusable file.
+        known: Durations to use instead of the file's: those of a plan, the same on every machine.
     """
     if not any(job.shard for job in jobs):
-        return replace(folder, durations=read_durations(durations, _to_nobody))
+        return replace(folder, durations=read_durations(durations, lambda _: None))  # only used to order the jobs
     with as_results_error(folder.path), hold(folder.lock):
-        return replace(folder, durations=_kept(folder.path / DURATIONS, durations, say, known))
+        return replace(folder, durations=_snapshot(folder.path / DURATIONS, durations, say, known))
 
 
-def _to_nobody(_line: str) -> None:
-    """Keep quiet about a file that nothing depends on."""
-
-
-def _kept(kept: Path, durations: Path, say: Callable[[str], None], known: Durations | None) -> Durations:
-    """The run's own copy of the durations, made where there is none yet."""
-    if not kept.exists():
-        draft = kept.with_name(f".{kept.name}")
+def _snapshot(copy: Path, durations: Path, say: Callable[[str], None], known: Durations | None) -> Durations:
+    """The run's own copy of the durations, created if missing."""
+    if not copy.exists():
+        draft = copy.with_name(f".{copy.name}")
         draft.write_text(render(read_durations(durations, say) if known is None else known), encoding="utf-8")
-        draft.replace(kept)
+        draft.replace(copy)
     try:
-        return parse(kept.read_text(encoding="utf-8"))
+        return parse(copy.read_text(encoding="utf-8"))
     except DurationsError as error:
-        msg = f"{kept} {error}"
+        msg = f"{copy} {error}"
         raise ValueError(msg) from error
 
 
-def cache_to_start_with(folder: RunFolder, job: Job, attempt: int) -> Path:
-    """The cache that an attempt starts with: the same for all shards, regardless of what the first have changed.
+def initial_cache(folder: RunFolder, job: Job, attempt: int) -> Path:
+    """The cache that an attempt starts with: the same for all shards, even if some of them have finished.
 
     Raises:
         EngineError: The cache leads out of the folder of all runs.
@@ -162,7 +167,7 @@ def cache_to_start_with(folder: RunFolder, job: Job, attempt: int) -> Path:
 
 
 def _copy(cache: FileCopy, copy: Path) -> None:
-    """Copy a cache as it is now, an empty folder if there is none; an existing copy stays."""
+    """Copy a cache, or create an empty folder if there is none; an existing copy is kept."""
     if copy.exists():
         return
     draft = copy.with_name(f".{copy.name}")
@@ -174,40 +179,39 @@ def _copy(cache: FileCopy, copy: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRun:
-    """A run that has ended, well or not."""
+    """A run that has ended and may be resumed."""
 
     run_id: str
     folder: Path
-    arguments: Mapping[tuple[str, str], tuple[str, ...]]  # the pytest arguments of each of its jobs, by cell and suite
-    setting: VerdictPolicy  # how its results are judged: as when it began, even if the matrix file has changed
+    arguments: Mapping[tuple[str, str], tuple[str, ...]]  # the pytest arguments of each planned job, by cell and suite
+    policy: VerdictPolicy  # from its manifest: the matrix file may have changed since
 
     @property
     def suites(self) -> tuple[str, ...]:
-        """The suites, and the shards of suites, that it had planned."""
+        """The planned suites, and shards of suites."""
         return tuple(dict.fromkeys(suite for _, suite in self.arguments))
 
-    def own(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those of the jobs that it had planned."""
+    def planned(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs that the run planned."""
         return [job for job in jobs if (job.cell.id, job.name) in self.arguments]
 
-    def refuse_lost(self, jobs: Sequence[Job]) -> None:
-        """Check that these jobs include all that it had planned.
+    def check_complete(self, jobs: Sequence[Job]) -> None:
+        """Check that these jobs include all that the run planned.
 
         Raises:
-            UsageError: The matrix has changed since, and some of it cannot be run any more.
+            UsageError: The matrix has changed, and a planned job no longer exists.
         """
-        there = {(job.cell.id, job.name) for job in jobs}
-        lost = next((place for place in self.arguments if place not in there), None)
-        if lost:
-            msg = f"The run {self.run_id} had planned {'/'.join(lost)}, which the matrix no longer has."
+        available = {(job.cell.id, job.name) for job in jobs}
+        missing = next((key for key in self.arguments if key not in available), None)
+        if missing:
+            msg = f"The run {self.run_id} planned {'/'.join(missing)}, which is no longer in the matrix."
             raise UsageError(msg, remedy="Name the cells to resume, or start a new run.")
 
     def arguments_of(self, jobs: Sequence[Job], given: tuple[str, ...]) -> tuple[str, ...]:
         """The pytest arguments that all of these jobs had.
 
         Raises:
-            UsageError: They had different ones, or others than are given now, by which tests that are left out would
-                count as done.
+            UsageError: They had different ones, or the given ones differ: deselected tests would count as finished.
         """
         found = {self.arguments[job.cell.id, job.name] for job in jobs}
         if len(found) > 1:
@@ -219,19 +223,19 @@ class EarlierRun:
             raise UsageError(msg, remedy="Drop yours to resume it, or start a new run.")
         return before
 
-    def left(self, jobs: Sequence[Job], wanted: Wanted) -> dict[str, Again]:
-        """The part of each job to run again, by id; finished jobs are left out."""
-        left = {job.id: to_run_again(newest_attempt(self.folder, job), self.setting, wanted) for job in jobs}
-        return {job_id: again for job_id, again in left.items() if again}
+    def remaining(self, jobs: Sequence[Job], scope: RerunScope) -> dict[str, JobSelection]:
+        """What each unfinished job has to run again, by job id."""
+        selections = {job.id: select_rerun(newest_attempt(self.folder, job), self.policy, scope) for job in jobs}
+        return {job_id: selection for job_id, selection in selections.items() if selection}
 
 
-def setting_of(matrix: Matrix) -> VerdictPolicy:
-    """How the results of a run are judged while it runs; environment skips are good, however they count."""
+def verdict_policy_of(matrix: Matrix) -> VerdictPolicy:
+    """How results are judged during a run: an environment skip is never a failure."""
     return VerdictPolicy(skip=matrix.policy.skip or "skip", mixed_skip=matrix.policy.mixed_skip)
 
 
 def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
-    """The run to resume, by its id; without one, the newest.
+    """The run to resume: the newest one without an id.
 
     Raises:
         UsageError: There is no such run, its plan cannot be read, or it has not ended.
@@ -240,7 +244,7 @@ def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
     folder = named.resolve()
     manifest, problem, _ = read_manifest(folder, folder)
     if problem:
-        msg = f"{named / 'run.json'} cannot be read, so the plan of the run is unknown."
+        msg = f"{named / 'run.json'}, the plan of the run, cannot be read."
         raise UsageError(msg, why=problem, remedy="Start a new run.")
     if manifest is None:
         msg = f"There is no run to resume: {named} has no run.json."
@@ -249,12 +253,12 @@ def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
         run_id=manifest.run_id,
         folder=folder,
         arguments={job.place: job.pytest_args for job in manifest.jobs},
-        setting=VerdictPolicy(skip=manifest.policy.skip or "skip", mixed_skip=manifest.policy.mixed_skip),
+        policy=VerdictPolicy(skip=manifest.policy.skip or "skip", mixed_skip=manifest.policy.mixed_skip),
     )
     if found.folder != (results / found.run_id).resolve():
-        msg = f"{named} holds the run {found.run_id} under another name: new results would go elsewhere."
+        msg = f"{named} is a renamed folder of the run {found.run_id}: new results would go into another folder."
         raise UsageError(msg, remedy=f"Move it back to {results / found.run_id}.")
     if not is_dead(found.run_id):
         msg = f"The run {found.run_id} has not ended yet."
-        raise UsageError(msg, remedy="Wait for it, or end it with Ctrl-C where it runs.")
+        raise UsageError(msg, remedy="Wait for it, or interrupt it with Ctrl-C.")
     return found

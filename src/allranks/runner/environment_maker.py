@@ -11,22 +11,23 @@ THREAD: Final = "environments"
 
 
 class EnvironmentMaker:
-    """A thread that makes one environment after the other, and that can be told to end at once."""
+    """A thread that makes one environment after the other, and can be cancelled."""
 
     def __init__(self) -> None:
         self._is_cancelled = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, makes: Iterable[Callable[[], None]], fail: Callable[[BaseException], None]) -> None:
-        """Start to make environments, in this order; `fail` takes an exception that ends the thread."""
+    def start(self, tasks: Iterable[Callable[[], None]], fail: Callable[[BaseException], None]) -> None:
+        """Start to make environments, in this order; `fail` is called with an exception that ends the thread."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
         def make_all() -> None:
-            # What it starts inherits its mask, and has to be open to signals. Its own are the main thread's anyway.
+            # Child processes inherit the mask and must receive signals. Python handles this process's own signals in
+            # the main thread anyway.
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             try:
                 with checked_by(self._check):
-                    for make in makes:
+                    for make in tasks:
                         check()
                         make()
             except RunInterrupted:
@@ -44,7 +45,7 @@ class EnvironmentMaker:
             raise RunInterrupted
 
     def cancel(self) -> None:
-        """End the thread at its next check; it leaves nothing half made."""
+        """End the thread at its next check; nothing is left half finished."""
         self._is_cancelled.set()
 
     def join(self) -> None:

@@ -16,11 +16,9 @@ from allranks.matrix.model import Cell, Image, Job, Matrix
 from allranks.protocol.config import share_of
 from allranks.runner.tasks import Capacity
 
-_NO_GPUS = Inventory()
-
 
 def require_kernel() -> None:
-    """Check that this host's kernel has what runs rely on: see :mod:`allranks.agent.kernel`."""
+    """Check that this host's kernel has the features that runs need."""
     if refusal := kernel.check().refusal:
         raise EngineError(refusal, remedy=kernel.REMEDY)
 
@@ -33,9 +31,9 @@ class Host:
     gpus: tuple[str, ...]
     cores: int  # CPU cores that ranks share
     memory: int  # MiB
-    environment_of: Callable[[Job], JobEnvironment]  # where each job's Python comes from, made on first use
-    inventory: Inventory = _NO_GPUS
-    other_engines: tuple[Engine, ...] = ()  # further engines whose runs may have used the GPUs
+    environment_of: Callable[[Job], JobEnvironment]  # the Python environment of a job, made on first use
+    inventory: Inventory = field(default_factory=Inventory)
+    other_engines: tuple[Engine, ...] = ()  # other engines whose dead runs may still use the GPUs
 
     def vacate(self, gpus: Sequence[str]) -> None:
         """Remove everything else that uses GPUs that have just been leased.
@@ -45,29 +43,25 @@ class Host:
         """
         self.engine.vacate(gpus)
         for engine in self.other_engines:
-            with suppress(EngineError):  # it has nothing to do with this run
+            with suppress(EngineError):  # this run does not need that engine
                 engine.vacate(gpus)
 
     @property
-    def room(self) -> Capacity:
+    def capacity(self) -> Capacity:
         """The total capacity that jobs share."""
         return Capacity(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
 
-    def gpus_for(self, cell: Cell) -> int:
-        """How many of its GPUs a job of the cell takes: see :func:`gpus_here`."""
-        return gpus_here(cell, self.engine.nodes)
-
     def name_of(self, gpu: str) -> str:
-        """The name of one of its GPUs for people."""
+        """The display name of a GPU."""
         return replace(self.inventory, gpus=self.gpus).name_of(gpu)
 
-    def places(self, gpus: Sequence[str]) -> tuple[int, ...]:
-        """The numbers of some of its GPUs for people: their indexes among all that it has."""
+    def indexes(self, gpus: Sequence[str]) -> tuple[int, ...]:
+        """The indexes of some GPUs among all of this host, as users see them."""
         return tuple(map((self.inventory.everything or self.gpus).index, gpus))
 
 
 def gpus_here(cell: Cell, nodes: int) -> int:
-    """How many GPUs of this host a job of the cell takes: its own share if the engine spreads it over several nodes."""
+    """How many GPUs of this host a job of the cell needs: only a share if the engine runs it on several nodes."""
     return len(share_of(0, total=cell.gpu_count, nodes=cell.nodes)) if nodes > 1 else cell.gpu_count
 
 
@@ -78,10 +72,14 @@ def choose_host(
     inventory: Inventory | None = None,
     uses: ExitStack | None = None,
 ) -> Host:
-    """The host of a run, after removal of what dead runs left on it.
+    """Choose the engine of a run, remove leftovers of dead runs, and return the host.
 
-    Jobs may lease the GPUs of the inventory; without one, all that are found. Nothing that was made for the run is
-    removed before `uses` is closed.
+    Args:
+        engine: The requested engine.
+        matrix: The matrix of the run.
+        say: Prints a message.
+        inventory: The GPUs that jobs may lease; None for all of the host's.
+        uses: Closes the engines, and keeps the run's environments until then.
     """
     inventory = take_inventory() if inventory is None else inventory
     if engine == AUTO and not matrix.images:
@@ -90,8 +88,8 @@ def choose_host(
         chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer or "asked for")
     others = engines_here(beside=chosen.name) if inventory.gpus and not chosen.has_queue else []
     if uses is not None:
-        for each in (chosen, *others):
-            uses.callback(each.close)
+        for opened in (chosen, *others):
+            uses.callback(opened.close)
     gpus = () if chosen.has_queue else inventory.gpus
     say(f"engine: {chosen.name} ({why}); GPUs: {'its own' if chosen.has_queue else len(gpus) or 'none'}")
     make = chosen.prepare(matrix, say, uses)
@@ -103,14 +101,14 @@ def choose_host(
         gpus=gpus,
         cores=cores,
         memory=memory,
-        environment_of=_ForHost(chosen, gpus, matrix, say, make),
+        environment_of=_EnvironmentCache(chosen, gpus, matrix, say, make),
         inventory=inventory,
         other_engines=tuple(others),
     )
 
 
 @dataclass
-class _ForHost:
+class _EnvironmentCache:
     """Makes the environment of a job, once for each image; a failure is not retried in this run."""
 
     engine: Engine
@@ -137,17 +135,17 @@ class _ForHost:
             return error
 
     def _image(self, job: Job) -> Image:
-        """The job's image; if the host lacks its GPUs, the image of the same cell without any.
+        """The job's image; if the host has too few GPUs, the image of the same cell without GPUs.
 
-        All its tests will be skipped, which is not worth a wait for gigabytes of CUDA.
+        All its tests will be skipped, so gigabytes of CUDA need not be installed.
         """
-        wanted = gpus_here(job.cell, self.engine.nodes)
-        if wanted <= len(self.gpus) or self.engine.has_queue:
+        needed = gpus_here(job.cell, self.engine.nodes)
+        if needed <= len(self.gpus) or self.engine.has_queue:
             return job.image
-        lacks = f"{job.cell.id} asks for {counted(wanted, 'GPU')}, this host has {len(self.gpus)}"
+        reason = f"{job.cell.id} needs {counted(needed, 'GPU')}, this host has {len(self.gpus)}"
         image = job.image
         with suppress(MatrixError):
             image = image_for(self.matrix, replace(job.cell, gpu_count=0))
         where = "" if image == job.image else f", in image {image.name} instead of {job.image.name}"
-        self.say(f"{lacks}: its tests will be skipped{where}")
+        self.say(f"{reason}: its tests will be skipped{where}")
         return image

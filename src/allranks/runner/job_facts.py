@@ -1,4 +1,4 @@
-"""Derives facts about a whole job from its records: its error, its tests, their counts."""
+"""Derives facts about a job from its records: its error, its tests and their counts."""
 
 import errno
 import re
@@ -52,14 +52,14 @@ _WARNINGS_SHOWN = 20
 _UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS})\].*")
 """Python's message for a disk that is full, or read-only."""
 
-_SEE_THE_AGENT = "See agent.log in the job's results folder."
-_SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's results folder."
-_GO_ON = "Go on with what is left: allranks run --resume; or have it tried again at once: --reruns 1."
-_NO_LIST = "The agent finished, and has not told which tests it collected."
-_BETTER_PYTHON = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
-_SEE_THE_GPU = "See agent.log there, and dmesg and nvidia-smi -q on its host; or leave it out: --gpus."
+_SEE_AGENT_LOG = "See agent.log in the job's results folder."
+_SEE_AGENT_LOGS = "See agent.log, agent-1.log and so on in the job's results folder."
+_RESUME = "Run the remaining tests: allranks run --resume. To retry such jobs at once: --reruns 1."
+_NO_TEST_LIST = "The agent finished without a complete list of its tests."
+_ADD_PACKAGE = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
+_SEE_GPU = "See agent.log there, and dmesg and nvidia-smi -q on its host. To run without this GPU: --gpus."
 _OTHER_TORCH = (
-    "Install that torch for the interpreter of process.python or in the job's container, or state the one it has "
+    "Install that torch for the interpreter of process.python or in the job's container, or change the version "
     "in the matrix file (torch of [images.NAME], or of [matrix])."
 )
 
@@ -75,8 +75,8 @@ class JobFacts:
     _last_test: str = ""
 
     def take(self, record: Record) -> None:
-        """Take in the next record."""
-        self.tests.note(record)
+        """Add the next record."""
+        self.tests.update(record)
         match record:
             case Passed() | RankEnded():
                 self._last_test = record.nodeid
@@ -97,70 +97,73 @@ class JobFacts:
 
     @property
     def is_done(self) -> bool:
-        """True if the agent had done all its work before its cancellation."""
+        """Whether the agent finished, rather than being interrupted."""
         return bool(self._all(Finished)) and not self._all(Interrupted)
 
     @property
     def collected(self) -> tuple[str, ...] | None:
-        """The collected tests; None if the collection never ended."""
+        """The collected tests; None if the collection did not finish."""
         lists = self._all(Collected)
         if not (lists and lists[-1].is_last):
             return None
-        return tuple(nodeid for each in lists for nodeid in each.tests)
+        return tuple(nodeid for record in lists for nodeid in record.tests)
 
     @property
     def full_collection(self) -> Mapping[str, str]:
-        """All tests that pytest collected, also those that other jobs or attempts run, each with its digest."""
+        """The digests of all collected tests, including those that other jobs or attempts run."""
         lists = self._all(FullCollection)
-        return {nodeid: digest for each in lists for nodeid, digest in zip(each.tests, each.digests, strict=True)}
+        return {nodeid: digest for record in lists for nodeid, digest in zip(record.tests, record.digests, strict=True)}
 
     @property
     def deselected(self) -> int:
-        """How many tests were deselected."""
-        return sum(each.deselected for each in self._all(Collected))
+        """The number of deselected tests."""
+        return sum(record.deselected for record in self._all(Collected))
 
     @property
     def shared(self) -> Shared | None:
-        """How the agent split the suite that its job has a share of."""
+        """How the agent split the suite, if the job is a shard."""
         return self._first(Shared)
 
     @property
     def not_run(self) -> NotRun | None:
-        """The tests that ``-x`` or ``--maxfail`` kept from running, and the reason."""
+        """The tests that did not run because of ``-x`` or ``--maxfail``, and the reason."""
         found = self._all(NotRun)
-        return NotRun(tests=tuple(t for each in found for t in each.tests), reason=found[0].reason) if found else None
+        tests = tuple(nodeid for record in found for nodeid in record.tests)
+        return NotRun(tests=tests, reason=found[0].reason) if found else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Facts about the job for readers of the report that no testcase has."""
+        """Notes for readers of the report that belong to no testcase."""
         return (*self.notices, *_warnings(self._all(SuiteWarning)))
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """The notes without the warnings of the suite's import, which pytest's own session shows."""
-        said = (f"{each.nodeid}: {each.text}" if each.nodeid else each.text for each in self._all(Notice))
+        """The notes without import warnings of the suite, which pytest's own session shows."""
+        texts = (f"{notice.nodeid}: {notice.text}" if notice.nodeid else notice.text for notice in self._all(Notice))
         left = _left_behind(self._all(LeftBehind))
-        return (*_rates(self.repeated), *(text.rstrip(".") for text in said), *left)
+        return (*_rates(self.repeated), *(text.rstrip(".") for text in texts), *left)
 
     @property
-    def sick_gpus(self) -> Mapping[str, str]:
-        """The GPUs of the job that did not compute, by id, with what each has come to."""
-        return {each.gpu: each.message for each in self._all(GpuFailed)}
+    def unhealthy_gpus(self) -> Mapping[str, str]:
+        """The GPUs that failed the job's check, by id, with their error messages."""
+        return {record.gpu: record.message for record in self._all(GpuFailed)}
 
     @property
     def has_lost_a_gpu(self) -> bool:
-        """Whether one of its GPUs no longer computed after the check of all of them."""
-        return any(each.kind is FailureKind.GPU for each in self._all(AgentFailed))
+        """Whether a GPU failed after all of them had passed the check."""
+        return any(record.kind is FailureKind.GPU for record in self._all(AgentFailed))
 
     @property
-    def well_gpus(self) -> frozenset[str]:
-        """The GPUs of the job that did compute, as far as it tried them."""
-        return frozenset(gpu for each in self._all(GpusChecked) for gpu in each.gpus if not self.has_lost_a_gpu)
+    def healthy_gpus(self) -> frozenset[str]:
+        """The GPUs that passed the job's check."""
+        return frozenset(gpu for record in self._all(GpusChecked) for gpu in record.gpus if not self.has_lost_a_gpu)
 
     def error(self, ending: JobExit, limit: TimeLimit) -> JobError | None:
-        """What went wrong with the job as a whole; None if its agent did all its work."""
+        """The error of the job as a whole; None if its agent finished its work."""
         found = self._error(ending, limit)
-        return _ended_from_outside(ending) if ending.is_disturbed and (found or self.tests.counts["bad"]) else found
+        if ending.is_disturbed and (found or self.tests.counts["failed"]):
+            return _external_error(ending)
+        return found
 
     def _error(self, ending: JobExit, limit: TimeLimit) -> JobError | None:
         if failures := self._all(GpuFailed):
@@ -173,40 +176,39 @@ class JobFacts:
 
     def _error_apart_from_collection(self, ending: JobExit, limit: TimeLimit) -> JobError | None:
         if ending.ended_by and (not self.is_done or self._first(NodeLost) or self._first(NodesFailed)):
-            return _ended_from_outside(ending)
+            return _external_error(ending)
         if (early := self._error_of_agents(ending)) is not None:
             return early
-        # A run that was stopped may see a job's end later than the job's time was up.
-        has_ended_itself = self._all(Finished) and not self._all(Interrupted)
-        if self._all(JobTimedOut) or (ending.timed_out and not has_ended_itself):
+        # If the run was suspended, the engine may report a timeout of a job that had finished before.
+        if self._all(JobTimedOut) or (ending.timed_out and not self.is_done):
             return self._timeout(limit)
         if self._all(Interrupted):
             return JobError(kind="interrupted", what="The job was interrupted.")
         if self._all(Finished) and self.collected is None:
-            return JobError(kind="agent", what=_NO_LIST, remedy=_SEE_THE_AGENT)
+            return JobError(kind="agent", what=_NO_TEST_LIST, remedy=_SEE_AGENT_LOG)
         return None if self._all(Finished) else _death(ending)
 
     def _error_of_agents(self, ending: JobExit) -> JobError | None:
-        if (apart := self._first(NodesFailed) or self._first(NodeLost)) is not None:
-            return JobError(kind="agent", what=apart.message, why=_ends_of(ending), remedy=_SEE_THE_OTHER_AGENTS)
+        if (failed_node := self._first(NodesFailed) or self._first(NodeLost)) is not None:
+            return JobError(kind="agent", what=failed_node.message, why=_ends_of(ending), remedy=_SEE_AGENT_LOGS)
         failed = self._first(AgentFailed)
         return _agent_failure(failed) if failed is not None else None
 
     def _timeout(self, limit: TimeLimit) -> JobError:
         where = f"after {self._last_test}" if self._last_test else "before the first test ended"
         remedy = "Raise limits.job in the matrix file, or split the suite."
-        return JobError(
-            kind="timeout", what=f"The job timed out {where}: not finished after {limit.words()}.", remedy=remedy
-        )
+        what = f"The job timed out {where}: not finished after {limit.words()}."
+        return JobError(kind="timeout", what=what, remedy=remedy)
 
 
-def _ended_from_outside(ending: JobExit) -> JobError:
+def _external_error(ending: JobExit) -> JobError:
+    """The error of a job that something outside of it ended."""
     why = "\n".join(filter(None, (ending.output, _ends_of(ending))))
-    return JobError(kind="infrastructure", what=f"The job {ending.ended_by}.", why=why, remedy=_GO_ON)
+    return JobError(kind="infrastructure", what=f"The job {ending.ended_by}.", why=why, remedy=_RESUME)
 
 
 def _notice_kind(record: Record) -> NoticeKind | None:
-    """What kind of notice a record is; None if it is none, or has to be shown."""
+    """The kind of a notice; None if the record is not a notice, or is a notice that cannot be ignored."""
     match record:
         case Notice():
             return record.kind
@@ -218,105 +220,106 @@ def _notice_kind(record: Record) -> NoticeKind | None:
 
 
 def _rates(repeated: Mapping[str, RepetitionTally]) -> list[str]:
-    """How tests fared that were repeated, in words; the highest rates first."""
+    """The failure rates of repeated tests, the highest first."""
     worst = sorted(repeated, key=lambda nodeid: -repeated[nodeid].bad / max(1, repeated[nodeid].runs))
-    words = [summary_of(nodeid, repeated[nodeid]) for nodeid in worst[:_RATES_SHOWN]]
+    notes = [summary_of(nodeid, repeated[nodeid]) for nodeid in worst[:_RATES_SHOWN]]
     rest = [repeated[nodeid] for nodeid in worst[_RATES_SHOWN:]]
-    more = f"{len(rest)} more tests: {rate_in_words(sum(each.bad for each in rest), sum(each.runs for each in rest))}"
-    return [*words, more] if rest else words
+    rate = rate_in_words(sum(tally.bad for tally in rest), sum(tally.runs for tally in rest))
+    return [*notes, f"{len(rest)} more tests: {rate}"] if rest else notes
 
 
 def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
-    """The processes that outlived their ranks and were killed, in words."""
-    words = [
-        f"{_whose(each)} left a process behind in {each.nodeid}, which was killed: {clipped(each.command, 200)}"
-        for each in found[:_LEFT_SHOWN]
-    ]
-    rest = len(found) - len(words)
-    return [*words, f"{rest} more processes were left behind and killed"] if rest else words
+    """Notes about the processes that outlived their ranks and were killed."""
+    notes = []
+    for left in found[:_LEFT_SHOWN]:
+        rank = "a rank" if left.rank is None else f"rank {left.rank}"
+        command = clipped(left.command, 200)
+        notes.append(f"{rank} left a process behind in {left.nodeid}, which was killed: {command}")
+    rest = len(found) - len(notes)
+    return [*notes, f"{rest} more processes were left behind and killed"] if rest else notes
 
 
 def _warnings(found: Sequence[SuiteWarning]) -> list[str]:
-    """The warnings of the suite's import, each once: every node imports it."""
-    words = list(dict.fromkeys(f"{each.file}:{each.line}: {each.category}: {each.text}".rstrip(".") for each in found))
-    rest = len(words) - _WARNINGS_SHOWN
-    return [*words[:_WARNINGS_SHOWN], f"{rest} more warnings are in agent.log"] if rest > 0 else words
-
-
-def _whose(left: LeftBehind) -> str:
-    return "a rank" if left.rank is None else f"rank {left.rank}"
+    """Notes about warnings during the suite's import, without duplicates: every node imports it."""
+    notes = [f"{warning.file}:{warning.line}: {warning.category}: {warning.text}".rstrip(".") for warning in found]
+    notes = list(dict.fromkeys(notes))
+    rest = len(notes) - _WARNINGS_SHOWN
+    return [*notes[:_WARNINGS_SHOWN], f"{rest} more warnings are in agent.log"] if rest > 0 else notes
 
 
 def _gpu_error(failures: Sequence[GpuFailed]) -> JobError:
-    what = "; ".join(f"{each.name} is sick: {each.message}" for each in failures)
-    why = "Before a job's tests each of its GPUs multiplies two small matrices."
-    return JobError(kind="infrastructure", what=f"{what}.", why=why, remedy=_SEE_THE_GPU)
+    what = "; ".join(f"{failure.name} is unhealthy: {failure.message}" for failure in failures)
+    why = "Before a job's tests, each of its GPUs multiplies two small matrices."
+    return JobError(kind="infrastructure", what=f"{what}.", why=why, remedy=_SEE_GPU)
 
 
 def _collection_error(failures: Sequence[CollectionFailed], other: JobError | None) -> JobError:
-    """The error of a collection, and the one that the tests of other modules met with."""
-    names = ", ".join(dict.fromkeys(each.nodeid for each in failures if each.nodeid)) or "the suite"
+    """The error of a collection, and a later error of the job, which ran the tests of the other modules."""
+    names = ", ".join(dict.fromkeys(failure.nodeid for failure in failures if failure.nodeid)) or "the suite"
     what = f"{names} cannot be collected. {other.what if other else ''}".rstrip()
-    why = "\n\n".join([*(each.text for each in failures), *([other.why] if other and other.why else [])])
-    remedy = "\n".join(dict.fromkeys(each.remedy for each in failures if each.remedy))
+    why = "\n\n".join([*(failure.text for failure in failures), *([other.why] if other and other.why else [])])
+    remedy = "\n".join(dict.fromkeys(failure.remedy for failure in failures if failure.remedy))
     return JobError(kind="collection", what=what, why=why, remedy=remedy)
 
 
 _REMEDIES: Final = {
-    FailureKind.CANNOT_IMPORT: _BETTER_PYTHON,
+    FailureKind.CANNOT_IMPORT: _ADD_PACKAGE,
     FailureKind.OUT_OF_MEMORY: "Raise limits.memory_mib in the matrix file.",
     FailureKind.KERNEL: kernel.REMEDY,
     FailureKind.OTHER_TORCH: _OTHER_TORCH,
-    FailureKind.GPU: _SEE_THE_GPU,
+    FailureKind.GPU: _SEE_GPU,
 }
-"""The remedies for failures of the place where an agent runs."""
+"""Remedies for failures of an agent's environment."""
 
 
 def _agent_failure(failed: AgentFailed) -> JobError:
     what, why = failed.message, failed.text
     match failed.kind:
         case FailureKind.SUITE:
-            return JobError(kind="collection", what=what, why=why, remedy=_SEE_THE_AGENT)
+            return JobError(kind="collection", what=what, why=why, remedy=_SEE_AGENT_LOG)
         case FailureKind.GATE | FailureKind.USAGE:
             return JobError(kind=failed.kind.value, what=what, why=why)
         case FailureKind.BROKEN:
-            return _breakdown(what, why)
+            return _agent_error(what, why)
         case _:
             return JobError(kind="infrastructure", what=what, why=why, remedy=_REMEDIES[failed.kind])
 
 
-def _breakdown(what: str, why: str) -> JobError:
+def _agent_error(what: str, why: str) -> JobError:
+    """The error of an agent that raised an exception."""
     if full := _UNWRITABLE.search(f"{what}\n{why}"):
         remedy = (
             "Either its tests filled the job's folders (512 MiB of results, limits.disk_mib of other files), or the "
-            "host's disk is full: free space in TMPDIR, or in Docker's own folder. Then go on: allranks run --resume."
+            "host's disk is full: free space in TMPDIR, or in Docker's folder. Then resume: allranks run --resume."
         )
         return JobError(kind="infrastructure", what="The agent could not write.", why=full[0], remedy=remedy)
     return JobError(kind="agent", what=what, why=why, remedy="Please report this as a bug in allranks.")
 
 
 def _death(ending: JobExit) -> JobError:
-    why = "\n".join(filter(None, (f"{_memory(ending)}{ending.output}", _ends_of(ending))))
-    remedy = _SEE_THE_OTHER_AGENTS if ending.followers else _SEE_THE_AGENT
-    whose = " of node 0" if ending.followers else ""
-    what = f"The agent{whose} ended before its work was done, {_how(ending)}."
+    """The error of an agent that ended without finishing."""
+    why = "\n".join(filter(None, (f"{_out_of_memory(ending)}{ending.output}", _ends_of(ending))))
+    remedy = _SEE_AGENT_LOGS if ending.followers else _SEE_AGENT_LOG
+    node = " of node 0" if ending.followers else ""
+    what = f"The agent{node} ended before its work was done, {_status(ending)}."
     return JobError(kind="agent", what=what, why=why, remedy=remedy)
 
 
 def _ends_of(ending: JobExit) -> str:
-    """How the agents of the nodes from 1 on ended, a line each; silent and successful ends are left out."""
-    said = (
-        f"The agent of node {node} ended {_how(end)}. {_memory(end)}{end.output}".strip()
+    """How the agents of nodes 1 and up ended, one line each; silent successes are omitted."""
+    lines = (
+        f"The agent of node {node} ended {_status(end)}. {_out_of_memory(end)}{end.output}".strip()
         for node, end in enumerate(ending.followers, start=1)
         if end.status != 0 or end.out_of_memory or end.output
     )
-    return "\n".join(said)
+    return "\n".join(lines)
 
 
-def _how(end: NodeExit) -> str:
+def _status(end: NodeExit) -> str:
     return "with unknown status" if end.status is None else f"with status {end.status}"
 
 
-def _memory(end: NodeExit) -> str:
-    words = "The kernel's out-of-memory killer ended it or one of its processes (limits.memory_mib). "
-    return words if end.out_of_memory else ""
+def _out_of_memory(end: NodeExit) -> str:
+    if not end.out_of_memory:
+        return ""
+    return "The kernel's out-of-memory killer ended it or one of its processes (limits.memory_mib). "

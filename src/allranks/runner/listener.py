@@ -1,4 +1,4 @@
-"""Hears the events of a run, prints a line for each, and knows how far every job is."""
+"""Receives the events of a run, prints them, and tracks the progress of every job."""
 
 import threading
 import time
@@ -11,13 +11,13 @@ from allranks.engines.base import JobSpec, Placement
 from allranks.protocol.records import Printed, RankEnded, Record, Repeated
 from allranks.protocol.xml_text import clipped, readable
 from allranks.report.run_files import JobError
-from allranks.runner.progress import JobProgress, State, Tests, rate_so_far, summary, words
+from allranks.runner.progress import JobProgress, State, Tests, format_counts, format_rate, summary
 
 Detail = Literal["quiet", "usual", "verbose"]
-"""How much a run prints: ``-q`` leaves out all but problems, ``-v`` adds requests and evidence."""
+"""How much a run prints: ``-q`` prints only problems, ``-v`` adds requests and evidence."""
 
 Paint = Callable[[str, Color], str]
-"""Puts a text into a color, where colors are shown."""
+"""Colors a text, if the output supports colors."""
 
 _REASON_LINES: Final = 12
 _EVIDENCE_LINES: Final = 100
@@ -25,23 +25,23 @@ _MESSAGE: Final = 160
 """Characters of a message: one or two lines of a terminal."""
 
 _RATE_SECONDS: Final = 10.0
-"""Seconds to the first line about the repetitions of a job."""
+"""Seconds from the start of a job to the first message with the failure rate of its repeated tests."""
 
 _PROGRESS_SECONDS: Final = 60.0
-"""Seconds between two lines of a log about the whole run."""
+"""Seconds between two summaries of the run in a log."""
 
-_NO_FAULT: Final = frozenset({"interrupted", "stopped"})
-"""Kinds of errors of jobs that were ended: no failures."""
+_NOT_FAILED: Final = frozenset({"interrupted", "stopped"})
+"""Error kinds of jobs that were stopped and have not failed."""
 
 
 def without_color(text: str, _color: Color) -> str:
-    """The text as it is."""
+    """Return the text without a color."""
     return text
 
 
-@dataclass(eq=False)  # a plug-in of pytest derives from it, and older versions of pytest keep plug-ins in a set
+@dataclass(eq=False)  # a pytest plug-in derives from it, and older versions of pytest keep plug-ins in a set
 class RunListener:
-    """Hears the events of jobs, on any thread; a job is known from its first event, or from `expect` on."""
+    """Receives the events of jobs, on any thread."""
 
     say: Callable[[str], None]
     detail: Detail = "usual"
@@ -49,13 +49,13 @@ class RunListener:
     first_failure: str = ""
     began: float = field(default_factory=time.monotonic)
     lock: threading.RLock = field(default_factory=threading.RLock)  # held while the progress of jobs is read
-    _periods_told: int = 0  # a log has had a line about the whole run for each
+    _summaries: int = 0  # how many summaries of the run a log has
     _jobs: dict[str, JobProgress] = field(default_factory=dict)
     _running: dict[str, JobProgress] = field(default_factory=dict)
     _have_failed: set[str] = field(default_factory=set)
 
     def expect(self, job_ids: Iterable[str]) -> None:
-        """Know of these jobs, in the order of the plan."""
+        """Add these jobs, in the order of the plan."""
         self._jobs = {job_id: JobProgress(job_id=job_id) for job_id in job_ids}
 
     def _job(self, job_id: str) -> JobProgress:
@@ -71,13 +71,13 @@ class RunListener:
         """How long the run has taken so far."""
         return time.monotonic() - self.began
 
-    def job_is(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
-        """A job waits, or is prepared, on GPUs with these indexes: for the first time, or for another attempt."""
+    def set_state(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
+        """Set the state of a new attempt at a job, and the indexes of its GPUs."""
         with self.lock:
             self._jobs[job_id] = JobProgress(job_id=job_id, state=state, gpus=tuple(gpus))
 
     def job_started(self, spec: JobSpec, tests: Tests) -> None:
-        """A job begins to run, as this request asks; its tests are counted here."""
+        """Handle the start of a job, whose tests the caller counts in `tests`."""
         with self.lock:
             job, limits = self._job(spec.job_id), spec.agent.limits
             job.state, job.began, job.tests = "running", time.monotonic(), tests
@@ -86,39 +86,39 @@ class RunListener:
             if self.detail == "verbose":
                 self._say_all(request_lines(spec))
             if self.detail != "quiet":
-                self.say(f"{spec.job_id}: running in {_place(spec)}")
+                self.say(f"{spec.job_id}: running in {_location(spec)}")
 
-    def job_is_at(self, job_id: str, place: Placement) -> None:
-        """An engine that queues its jobs reports the place of one; its time begins anew when it leaves the queue."""
+    def placement_changed(self, job_id: str, placement: Placement) -> None:
+        """Handle a report of an engine with a queue; the job's time starts when it leaves the queue."""
         with self.lock:
             job = self._job(job_id)
-            job.place, job.began = "" if place.is_placed else place.text, time.monotonic()
+            job.queue_status, job.began = "" if placement.is_placed else placement.text, time.monotonic()
             if self.detail != "quiet":
-                self.say(f"{job_id}: {place.text}")
+                self.say(f"{job_id}: {placement.text}")
 
     def take(self, job_id: str, record: Record) -> None:
-        """Print the output of ranks, and the first bad outcome of each job, or each if the run is verbose."""
+        """Print the output of ranks, and each job's first failure, or all failures if the run is verbose."""
         with self.lock:
             match record:
                 case Printed():
                     self._show_output(job_id, record)
                 case Repeated():
-                    self._job(job_id).rate = rate_so_far(record)
+                    self._job(job_id).rate = format_rate(record)
                 case RankEnded() if record.outcome.is_bad:
                     self._show_failure(job_id, record)
 
     def _show_output(self, job_id: str, printed: Printed) -> None:
-        whose = f"{job_id}: " if len(self._running) > 1 else ""
-        self.say(f"{whose}[rank {printed.rank}] {last_version(printed.line)}")
+        prefix = f"{job_id}: " if len(self._running) > 1 else ""
+        self.say(f"{prefix}[rank {printed.rank}] {last_version(printed.line)}")
 
     def _show_failure(self, job_id: str, ended: RankEnded) -> None:
-        what = failure_of(ended)
-        self.first_failure = self.first_failure or f"{job_id}: {what}"
+        failure = failure_of(ended)
+        self.first_failure = self.first_failure or f"{job_id}: {failure}"
         if job_id not in self._have_failed:
             self._have_failed.add(job_id)
-            self.say(self.paint(f"{job_id}: first failure: {what}", "red"))
+            self.say(self.paint(f"{job_id}: first failure: {failure}", "red"))
         elif self.detail == "verbose":
-            self.say(self.paint(f"{job_id}: {what}", "red"))
+            self.say(self.paint(f"{job_id}: {failure}", "red"))
         else:
             return
         self._show_evidence(ended)
@@ -128,46 +128,46 @@ class RunListener:
             self._say_all(evidence_lines(ended))
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
-        """A job has ended: print its counts or its error, with the last lines of the details."""
+        """Print the job's counts or its error, with the last lines of the details."""
         with self.lock:
             self._running.pop(job_id, None)
             job = self._job(job_id)
             job.state, job.tests, job.took, job.gpus = "done", tests, seconds, ()
-            job.trouble = error.what if error else ""
+            job.error = error.what if error else ""
             tests.forget_names()
-            is_fault = error is not None and error.kind not in _NO_FAULT
-            if is_fault:
-                self.first_failure = self.first_failure or f"{job_id}: {job.trouble}"
-            if self.detail == "quiet" and not job.is_bad:
+            is_failure = error is not None and error.kind not in _NOT_FAILED
+            if is_failure:
+                self.first_failure = self.first_failure or f"{job_id}: {job.error}"
+            if self.detail == "quiet" and not job.has_failed:
                 return
-            line = f"{job_id}: {job.trouble or words(tests.counts) or 'no test ran'} ({seconds:.1f} s)"
-            self.say(self.paint(line, "red") if is_fault or tests.counts["bad"] else line)
+            message = f"{job_id}: {job.error or format_counts(tests.counts) or 'no test ran'} ({seconds:.1f} s)"
+            self.say(self.paint(message, "red") if is_failure or tests.counts["failed"] else message)
             for text in (error.why, error.remedy) if error else ():
                 self._say_all(f"    {line}" for line in _last_lines(text))
 
     def report_progress(self) -> None:
-        """Print what a log needs now and then: how far all is, each test that has become slow, how repetitions fare.
+        """Print a summary of the run, newly slow tests, and failure rates of repeated tests, each at intervals.
 
-        A test is slow after half of its time limit; its next line comes whenever its time has doubled.
+        A test is slow after half of its time limit. It is reported again whenever its duration has doubled.
         """
         if self.detail == "quiet":
             return
         with self.lock:
-            if (periods := int(self.seconds / _PROGRESS_SECONDS)) > self._periods_told:
-                self._periods_told = periods
+            if (periods := int(self.seconds / _PROGRESS_SECONDS)) > self._summaries:
+                self._summaries = periods
                 self.say("; ".join(filter(None, (summary(self.jobs, self.seconds), self._longest()))))
             for job in self._running.values():
                 for test in tuple(job.tests.running.values()):
-                    if test.seconds >= job.slow_after * 2**test.slow_lines:
-                        test.slow_lines += 1
-                        line = f"{job.job_id}: slow: {test.nodeid} has been running for {test.seconds:.0f} s"
-                        self.say(self.paint(line, "yellow"))
-                if job.rate and (elapsed := job.seconds or 0.0) - job.rate_told >= max(_RATE_SECONDS, elapsed / 5):
-                    job.rate_told = elapsed
+                    if test.seconds >= job.slow_after * 2**test.slow_messages:
+                        test.slow_messages += 1
+                        message = f"{job.job_id}: slow: {test.nodeid} has been running for {test.seconds:.0f} s"
+                        self.say(self.paint(message, "yellow"))
+                if job.rate and (elapsed := job.seconds or 0.0) - job.last_rate >= max(_RATE_SECONDS, elapsed / 5):
+                    job.last_rate = elapsed
                     self.say(f"{job.job_id}: {job.rate}")
 
     def _longest(self) -> str:
-        """The test that has been running for longest; empty if none runs."""
+        """A message about the test that has been running for longest; empty if none is running."""
         tests = ((job.job_id, job.longest) for job in self._running.values())
         running = max(((test.seconds, job_id, test.nodeid) for job_id, test in tests if test), default=None)
         return f"{running[1]}: {running[2]} has been running for {running[0]:.0f} s" if running else ""
@@ -178,8 +178,8 @@ class RunListener:
 
 
 def request_lines(spec: JobSpec) -> Iterator[str]:
-    """What an engine is asked for, with the path of the tests as pytest gets it: part of ``plan --requests``."""
-    agent, room = spec.agent, spec.resources
+    """A summary of the request to an engine, for ``-v``."""
+    agent, resources = spec.agent, spec.resources
     yield f"{spec.job_id}: attempt {spec.attempt} of run {spec.run_id}, seed {agent.seed}"
     yield f"    {'image' if spec.image else 'python'}: {spec.image or spec.python}"
     yield f"    pytest: {' '.join((*agent.paths, *agent.pytest_args))}"
@@ -189,12 +189,13 @@ def request_lines(spec: JobSpec) -> Iterator[str]:
     if spec.environment:
         yield f"    environment: {' '.join(f'{name}={value}' for name, value in sorted(spec.environment.items()))}"
     limits = agent.limits
-    yield f"    limits: {limits.test:g} s a test, {limits.job:g} s the job, {limits.process_group:g} s a process group"
-    yield f"    room: {room.cpus} CPUs, {room.memory_bytes >> 20} MiB, {room.shm_bytes >> 20} MiB in /dev/shm"
+    yield f"    limits: {limits.test:g} s per test, {limits.job:g} s per job, {limits.process_group:g} s process group"
+    memory, shm = resources.memory_bytes >> 20, resources.shm_bytes >> 20
+    yield f"    resources: {resources.cpus} CPUs, {memory} MiB, {shm} MiB in /dev/shm"
 
 
 def evidence_lines(ended: RankEnded) -> Iterator[str]:
-    """What a bad rank left: its traceback or stacks, and what it printed; the ends of long texts."""
+    """The traceback or stacks of a failed rank, and its captured output; only the ends of long texts."""
     for title, text in (("", ended.text), ("stdout", ended.stdout), ("stderr", ended.stderr)):
         lines = readable(text).splitlines()
         if lines and title:
@@ -204,24 +205,24 @@ def evidence_lines(ended: RankEnded) -> Iterator[str]:
         yield from (f"    [rank {ended.rank}] {line}" for line in lines[-_EVIDENCE_LINES:])
 
 
-def _place(spec: JobSpec) -> str:
+def _location(spec: JobSpec) -> str:
     where = spec.image or f"processes of {spec.python}"
     return where if spec.agent.nodes == 1 else f"{spec.agent.nodes} nodes of {where}"
 
 
 def last_version(line: str) -> str:
-    """A line that carriage returns overwrite, as a terminal shows it in the end: a progress bar."""
+    """The final text of a line that carriage returns overwrite, such as a progress bar."""
     return next((part for part in reversed(line.split("\r")) if part), "")
 
 
 def failure_of(ended: RankEnded) -> str:
     """The outcome of a rank, its test and the message, on one line."""
-    who, what = f"rank {ended.rank}", ended.outcome.replace("_", " ")
-    message = " ".join(ended.message.split()).removeprefix(f"{who} ")
-    return f"{who} {what} in {ended.nodeid}: {clipped(message, _MESSAGE)}"
+    rank, outcome = f"rank {ended.rank}", ended.outcome.replace("_", " ")
+    message = " ".join(ended.message.split()).removeprefix(f"{rank} ")
+    return f"{rank} {outcome} in {ended.nodeid}: {clipped(message, _MESSAGE)}"
 
 
 def _last_lines(text: str) -> list[str]:
-    """The end of a text, where Python and pip report the error."""
+    """The end of a text, where Python and pip print the error."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines if len(lines) <= _REASON_LINES else ["…", *lines[-_REASON_LINES:]]

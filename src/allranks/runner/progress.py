@@ -1,4 +1,4 @@
-"""How far the jobs of a run are, as their records tell."""
+"""The progress of a run's jobs, computed from their records."""
 
 import time
 from collections import Counter
@@ -12,22 +12,22 @@ from allranks.protocol.records import Collected, Passed, RankEnded, Record, Repe
 from allranks.protocol.repetitions import percentage
 
 State = Literal["waiting", "preparing", "running", "done"]
-Word = Literal["bad", "passed", "skipped"]
+TestStatus = Literal["failed", "passed", "skipped"]
 
 STATES: Final[tuple[State, ...]] = ("running", "preparing", "waiting", "done")
-WORDS: Final[tuple[Word, ...]] = ("bad", "passed", "skipped")
+STATUSES: Final[tuple[TestStatus, ...]] = ("failed", "passed", "skipped")
 
 
-def word_of(outcomes: Collection[Outcome], *, may_disagree: bool = False) -> Word:
-    """The word for a test whose ranks had these outcomes."""
+def status_of(outcomes: Collection[Outcome], *, may_disagree: bool = False) -> TestStatus:
+    """The status of a test whose ranks had these outcomes."""
     if any(outcome.is_bad for outcome in outcomes) or (disagree(outcomes) and not may_disagree):
-        return "bad"
+        return "failed"
     return "passed" if Outcome.PASSED in outcomes else "skipped"
 
 
-def words(counts: Counter[Word]) -> str:
-    """Counts in words: ``1 bad, 2 passed``."""
-    return ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+def format_counts(counts: Counter[TestStatus]) -> str:
+    """Format counts as ``1 failed, 2 passed``."""
+    return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class RunningTest:
 
     nodeid: str
     began: float  # on the monotonic clock
-    slow_lines: int = 0  # how often a log has said that it is slow
+    slow_messages: int = 0  # how often the log has reported it as slow
 
     @property
     def seconds(self) -> float:
@@ -46,19 +46,19 @@ class RunningTest:
 
 @dataclass(eq=False)
 class Tests:
-    """The tests of an attempt at a job so far, by the outcomes of their ranks."""
+    """The tests of an attempt at a job so far."""
 
     __test__ = False  # not a test class, despite its name
 
     collected: int | None = None  # None until some are reported
-    counts: Counter[Word] = field(default_factory=lambda: Counter(dict.fromkeys(WORDS, 0)))
-    first_bad: str = ""
+    counts: Counter[TestStatus] = field(default_factory=lambda: Counter(dict.fromkeys(STATUSES, 0)))
+    first_failed: str = ""
     running: dict[str, RunningTest] = field(default_factory=dict)
     _outcomes: dict[str, frozenset[Outcome]] = field(default_factory=dict)
     _may_disagree: set[str] = field(default_factory=set)
 
-    def note(self, record: Record) -> None:
-        """Take in the next record of the job."""
+    def update(self, record: Record) -> None:
+        """Update the counts with the next record of the job."""
         match record:
             case Collected():
                 self.collected = (self.collected or 0) + len(record.tests)
@@ -66,7 +66,7 @@ class Tests:
                 self._start(record)
             case Passed() | RankEnded():
                 self._end(record.nodeid, record.outcome)
-            case Repeated():  # the rate of its repetitions shows how it fares
+            case Repeated():  # its failure rate is shown instead
                 self.running.pop(record.nodeid, None)
 
     def _start(self, test: TestStarted) -> None:
@@ -75,48 +75,48 @@ class Tests:
             self._may_disagree.add(test.nodeid)
         if test.number > 1:
             if before := self._outcomes.pop(test.nodeid, None):
-                self.counts[self._word_of(test.nodeid, before)] -= 1
-            if self.first_bad == test.nodeid:
-                self.first_bad = ""
+                self.counts[self._status_of(test.nodeid, before)] -= 1
+            if self.first_failed == test.nodeid:
+                self.first_failed = ""
 
     def _end(self, nodeid: str, outcome: Outcome) -> None:
         self.running.pop(nodeid, None)
         if before := self._outcomes.get(nodeid):
-            self.counts[self._word_of(nodeid, before)] -= 1
+            self.counts[self._status_of(nodeid, before)] -= 1
         self._outcomes[nodeid] = outcomes = (before or frozenset()) | {outcome}
-        word = self._word_of(nodeid, outcomes)
-        self.counts[word] += 1
-        if word == "bad":
-            self.first_bad = self.first_bad or nodeid
+        status = self._status_of(nodeid, outcomes)
+        self.counts[status] += 1
+        if status == "failed":
+            self.first_failed = self.first_failed or nodeid
 
-    def _word_of(self, nodeid: str, outcomes: Collection[Outcome]) -> Word:
-        return word_of(outcomes, may_disagree=nodeid in self._may_disagree)
+    def _status_of(self, nodeid: str, outcomes: Collection[Outcome]) -> TestStatus:
+        return status_of(outcomes, may_disagree=nodeid in self._may_disagree)
 
     def forget_names(self) -> None:
-        """Keep the counts alone: hundreds of jobs may have thousands of tests each."""
+        """Keep only the counts, to save memory: hundreds of jobs may have thousands of tests each."""
         self.running, self._outcomes, self._may_disagree = {}, {}, set()
 
 
-def rate_so_far(record: Repeated) -> str:
-    """How all repetitions of a job fare."""
-    return f"{record.runs:,} runs, {record.bad:,} bad ({percentage(record.bad / max(1, record.runs))} %)"
+def format_rate(record: Repeated) -> str:
+    """The failure rate of a job's repeated tests so far."""
+    return f"{record.runs:,} runs, {record.bad:,} failed ({percentage(record.bad / max(1, record.runs))} %)"
 
 
 @dataclass(eq=False, kw_only=True)
 class JobProgress:
-    """How far the newest attempt at a job is."""
+    """The progress of the newest attempt at a job."""
 
     job_id: str
     state: State = "waiting"
-    place: str = ""  # its place in the queue of its engine; empty for none
-    rate: str = ""  # how the repetitions of its tests fare, in words; empty for none
+    queue_status: str = ""  # its status in the engine's queue; empty if it has left the queue, or there is none
+    rate: str = ""  # the failure rate of its repeated tests; empty for none
     gpus: tuple[int, ...] = ()  # the indexes of its GPUs among the host's
     tests: Tests = field(default_factory=Tests)
-    trouble: str = ""  # the error of the job as a whole
+    error: str = ""  # the error of the job as a whole
     slow_after: float = inf  # seconds after which a test is slow
     began: float | None = None  # when it began to run, on the monotonic clock
     took: float | None = None  # seconds, once it is done
-    rate_told: float = 0.0  # seconds from its start to the last line about its repetitions
+    last_rate: float = 0.0  # seconds from its start to the last message with its failure rate
 
     @property
     def seconds(self) -> float | None:
@@ -126,36 +126,39 @@ class JobProgress:
         return time.monotonic() - self.began
 
     @property
-    def is_bad(self) -> bool:
-        """Whether a person should look at it."""
-        return bool(self.tests.counts["bad"] or self.trouble)
+    def has_failed(self) -> bool:
+        """Whether the job or one of its tests has failed."""
+        return bool(self.tests.counts["failed"] or self.error)
 
     @property
     def longest(self) -> RunningTest | None:
-        """The test that has been running for longest; None if none runs."""
-        # A copy, made at once: the thread of the job changes it.
+        """The test that has been running for longest."""
+        # A copy, since the thread of the job changes it.
         return min(tuple(self.tests.running.values()), key=lambda test: test.began, default=None)
 
     @property
     def has_slow_test(self) -> bool:
-        """Whether a test is slow."""
+        """Whether a running test is slow."""
         return self.longest is not None and self.longest.seconds >= self.slow_after
 
 
 def summary(jobs: Sequence[JobProgress], seconds: float) -> str:
-    """How far the jobs of a run are after so many seconds, on one line."""
+    """The progress of a run after so many seconds, on one line."""
     states = Counter(job.state for job in jobs)
-    tests: Counter[Word] = Counter({word: sum(job.tests.counts[word] for job in jobs) for word in WORDS})
-    told = ", ".join(f"{states[state]} {state}" for state in STATES if states[state]) or "none"
-    bad = sum(job.is_bad for job in jobs)
+    counts: Counter[TestStatus] = Counter(
+        {status: sum(job.tests.counts[status] for job in jobs) for status in STATUSES}
+    )
+    job_text = ", ".join(f"{states[state]} {state}" for state in STATES if states[state]) or "none"
+    failed = sum(job.has_failed for job in jobs)
     collected = [job.tests.collected for job in jobs if job.tests.collected is not None]
     of_all = f" of {sum(collected)}" if len(collected) == len(jobs) else ""
-    told_tests = f"{words(tests)}{of_all}" if tests.total() else "none yet"
-    return f"jobs: {told}{f' ({bad} bad)' if bad else ''}; tests: {told_tests}; {clock(seconds)}"
+    test_text = f"{format_counts(counts)}{of_all}" if counts.total() else "none yet"
+    failed_text = f" ({failed} failed)" if failed else ""
+    return f"jobs: {job_text}{failed_text}; tests: {test_text}; {format_duration(seconds)}"
 
 
-def clock(seconds: float | None) -> str:
-    """A duration as ``1:02:03`` or ``2:03``; nothing for None."""
+def format_duration(seconds: float | None) -> str:
+    """A duration as ``1:02:03`` or ``2:03``; empty for None."""
     if seconds is None:
         return ""
     minutes, rest = divmod(int(seconds), 60)

@@ -1,4 +1,4 @@
-"""From a job of the plan to the request that an engine gets: printable, and made without any engine."""
+"""Turns a job of the plan into the printable request that an engine gets."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -25,9 +25,9 @@ _CONFIGURATION = (
     *("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"),
     *("pyproject.toml", "tox.ini", "setup.cfg", ".coveragerc", ".coveragerc.toml"),
 )
-"""Files that pytest and coverage.py look for in the folder of the tests and those above it."""
+"""Files that pytest and coverage.py look for in the folder of the tests and its parents."""
 
-_OF_NVIDIA = ("GPU-", "MIG-")
+_NVIDIA_PREFIXES = ("GPU-", "MIG-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Pdb:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptOptions:
-    """The additions of one attempt to a job."""
+    """What a request contains in addition to its job."""
 
     run_id: str
     number: int
@@ -48,13 +48,11 @@ class AttemptOptions:
     gpus: tuple[str, ...] = ()
     passthrough: Passthrough = field(default_factory=Passthrough)
     pytest_args: tuple[str, ...] = ()
-    carried: tuple[FileCopy, ...] = ()  # files of an earlier job of the same cell and suite for this one
-    # Earlier durations of the suite's tests, by node id; for a shard.
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    only: tuple[str, ...] | None = None  # Node ids of the tests that it runs again; None for all
-    shuffle: int | None = None  # the seed for the order of its tests; None for the order of their collection
-    # Names of those of its GPUs that have not been seen to compute, by id.
-    unchecked: Mapping[str, str] = field(default_factory=dict)
+    carried: tuple[FileCopy, ...] = ()  # files of an earlier job of the same cell and suite
+    seconds: Mapping[str, float] = field(default_factory=dict)  # durations of the suite's tests, to split it
+    only: tuple[str, ...] | None = None  # node ids of the tests to run; None for all
+    shuffle: int | None = None  # the seed for the order of the tests; None for the order of collection
+    unchecked: Mapping[str, str] = field(default_factory=dict)  # names of the GPUs that it has to check, by id
     pdb: Pdb | None = None
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see AgentConfig.plugins
 
@@ -63,8 +61,8 @@ def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: Att
     """The request for one attempt at a job."""
     gpus = list(_gpus_to_check(environment, attempt))
     root = matrix.root.resolve()
-    code, wanted = job.suite.home or root, (*job.suite.paths, *job.suite.files)
-    each = _resources_of_nodes(matrix, job, time_limit(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
+    code, paths = job.suite.home or root, (*job.suite.paths, *job.suite.files)
+    node_resources = _resources_of_nodes(matrix, job, time_limit(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
     return JobSpec(
         run_id=attempt.run_id,
         job_id=job.id,
@@ -73,7 +71,7 @@ def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: Att
             _agent_config(matrix, job, attempt), torch=environment.torch or job.cell.torch, check_gpus=tuple(gpus)
         ),
         code=code,
-        files=(*files_of(code, wanted, None if job.suite.home else root), *lists_of(os.environ, root)),
+        files=(*files_of(code, paths, None if job.suite.home else root), *lists_of(os.environ, root)),
         carried=attempt.carried,
         image=environment.image,
         python=environment.python,
@@ -81,8 +79,8 @@ def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: Att
         environment=dict(job.environment),
         gpus=attempt.gpus,
         passthrough=attempt.passthrough,
-        resources=total(each),
-        node_resources=each if len(each) > 1 else (),
+        resources=total(node_resources),
+        node_resources=node_resources if len(node_resources) > 1 else (),
         seccomp=matrix.docker.seccomp,
     )
 
@@ -90,29 +88,29 @@ def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: Att
 def _gpus_to_check(environment: JobEnvironment, attempt: AttemptOptions) -> Iterator[GpuToCheck]:
     """The GPUs that the job has to check, each with its id inside the job.
 
-    A process finds NVIDIA's by their ids, and AMD's by their numbers. In a container NVIDIA's own ids hold, too; all
-    others count from 0 there.
+    Processes select NVIDIA GPUs by id and AMD GPUs by number. NVIDIA's own ids are also valid in a container, where all
+    other GPUs are numbered from 0.
     """
     passthrough, in_container = attempt.passthrough, environment.image is not None
-    for place, gpu in enumerate(attempt.gpus):
+    for index, gpu in enumerate(attempt.gpus):
         if gpu not in attempt.unchecked:
             continue
         visible = gpu
-        if in_container and (passthrough.driver == "rocm" or not gpu.startswith(_OF_NVIDIA)):
-            visible = str(place)
+        if in_container and (passthrough.driver == "rocm" or not gpu.startswith(_NVIDIA_PREFIXES)):
+            visible = str(index)
         elif passthrough.driver == "rocm":
-            visible = str(passthrough.numbers[place])
+            visible = str(passthrough.numbers[index])
         yield GpuToCheck(gpu=gpu, visible=visible, name=attempt.unchecked[gpu])
 
 
-def room_of(matrix: Matrix, job: Job, *, gpus: int) -> Capacity:
-    """The demand of a job on its host: a core for each rank that may run at once, and the memory that it may use."""
+def demand_of(matrix: Matrix, job: Job, *, gpus: int) -> Capacity:
+    """What a job needs of its host: a core for each concurrent rank, and its memory limit."""
     ranks = ranks_at_once(job.cell.world_size, job.suite.overlap)
     return Capacity(gpus=gpus, cores=ranks, memory=total(_resources_of_nodes(matrix, job, 0)).memory_bytes >> 20)
 
 
 def _resources_of_nodes(matrix: Matrix, job: Job, seconds: float) -> tuple[Resources, ...]:
-    """The limits of a job with this time limit on each of its nodes, by the ranks there."""
+    """The resource limits of a job on each of its nodes, by the number of ranks there."""
     cell = job.cell
     return tuple(
         resources(
@@ -127,7 +125,7 @@ def _resources_of_nodes(matrix: Matrix, job: Job, seconds: float) -> tuple[Resou
 
 
 def time_limit(matrix: Matrix, job: Job) -> float:
-    """Seconds that a job may take: its own limit, and on several nodes what their rendezvous may take."""
+    """The time limit of a job in seconds, including the rendezvous of several nodes."""
     limits = matrix.limits
     return limits.job + (limits.assembly if job.cell.nodes > 1 else 0.0)
 
@@ -172,22 +170,22 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
     )
 
 
-def files_of(code: Path, wanted: tuple[Path, ...], root: Path | None) -> Iterator[FileCopy]:
-    """The files that a job needs of a code base: the wanted ones, and what pytest reads in the folders above them.
+def files_of(code: Path, paths: tuple[Path, ...], root: Path | None) -> Iterator[FileCopy]:
+    """The files that a job needs of a code base: these paths, and the files that pytest reads in their parent folders.
 
-    No file may lead out of `root`, which is None for the suites of allranks.
+    Symlinks may not lead out of `root`, which is None for the suites of allranks.
     """
     names = ("conftest.py", "__init__.py", *_CONFIGURATION)
-    extra = [folder / name for folder in {parent for path in wanted for parent in path.parents} for name in names]
-    present = [path for path in sorted(set(extra)) if (code / path).is_file()]
-    for path in (*present, *wanted):
+    extra = {parent / name for path in paths for parent in path.parents for name in names}
+    present = [path for path in sorted(extra) if (code / path).is_file()]
+    for path in (*present, *paths):
         yield FileCopy(source=code / path, target=path, root=root)
 
 
 def lists_of(variables: Mapping[str, str], root: Path) -> Iterator[FileCopy]:
-    """The lists of disabled and slow tests that PyTorch's variables name on this host, for engines that copy.
+    """The lists of disabled and slow tests that PyTorch's environment variables name on this host.
 
-    The variables are the user's, so a list may be anywhere. One in the repository may not lead out of it.
+    The user sets the variables, so a list may be anywhere, but one in the repository may not lead out of it.
     """
     for variable in ("DISABLED_TESTS_FILE", "SLOW_TESTS_FILE"):
         if (path := Path(variables.get(variable, ""))).is_file():

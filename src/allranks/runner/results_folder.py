@@ -1,6 +1,6 @@
-"""The results folder: the manifest of a run, its metadata, and the record of each attempt.
+"""The results folder: the manifest of a run, the owners of its jobs, and the folders of its attempts.
 
-What writes there raises ResultsError where it cannot, in this module and in those that use it.
+If the folder cannot be used, all functions raise ResultsError.
 """
 
 import json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def facts_of(expansion: Expansion) -> Manifest:
-    """The facts in a manifest beside its jobs: command, policy, dropped cells."""
+    """A manifest without jobs: the command, the policy and the dropped cells."""
     matrix = expansion.matrix
     policy = matrix.policy
     return Manifest(
@@ -54,13 +54,13 @@ def facts_of(expansion: Expansion) -> Manifest:
 
 
 def _own_command(words: Sequence[str]) -> str:
-    """The command up to ``--``: what follows it may be anything, also a secret, and reports are published."""
-    place = words.index("--") if "--" in words else len(words)
-    return shlex.join(["allranks", *words[:place]]) + (" -- …" if words[place + 1 :] else "")
+    """The command up to ``--``: reports are published, and pytest's arguments may contain secrets."""
+    end = words.index("--") if "--" in words else len(words)
+    return shlex.join(["allranks", *words[:end]]) + (" -- …" if words[end + 1 :] else "")
 
 
 def _commit(folder: Path) -> str:
-    """The commit of the repository that a folder is in, with ``-dirty`` for changed files; empty if git has none."""
+    """The commit of the folder's repository, with ``-dirty`` for changed files; empty without one."""
     command = ("git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=_GIT_SECONDS)
@@ -73,16 +73,16 @@ _GIT_SECONDS = 10
 
 
 def _in_repository(folder: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """A folder's path in its repository: below the nearest ``.git``, else below the workspace of a step on GitHub."""
+    """The folder's path relative to the nearest parent with ``.git``, else to ``GITHUB_WORKSPACE``."""
     folder = folder.resolve()
     workspace = [Path(path).resolve() for path in (environ.get("GITHUB_WORKSPACE"),) if path]
-    roots = [each for each in (folder, *folder.parents) if (each / ".git").exists()]
-    root = next((each for each in (*roots, *workspace) if folder.is_relative_to(each)), folder)
+    roots = [parent for parent in (folder, *folder.parents) if (parent / ".git").exists()]
+    root = next((root for root in (*roots, *workspace) if folder.is_relative_to(root)), folder)
     return "" if root == folder else folder.relative_to(root).as_posix()
 
 
-def fresh_manifest(run_id: str, facts: Manifest, seed: int | None) -> Manifest:
-    """A manifest without jobs, of these facts; without a seed, with a random one."""
+def new_manifest(run_id: str, facts: Manifest, seed: int | None) -> Manifest:
+    """The manifest of a new run, without jobs; a random seed if none is given."""
     return replace(
         facts,
         run_id=run_id,
@@ -94,8 +94,8 @@ def fresh_manifest(run_id: str, facts: Manifest, seed: int | None) -> Manifest:
     )
 
 
-def announced(manifest: Manifest, jobs: Iterable[Job], pytest_args: Sequence[str]) -> Manifest:
-    """The manifest with these jobs added; jobs that it has stay as they are."""
+def with_planned_jobs(manifest: Manifest, jobs: Iterable[Job], pytest_args: Sequence[str]) -> Manifest:
+    """The manifest with these jobs added; entries of jobs that it already has do not change."""
     known = {job.id for job in manifest.jobs}
     cells, planned = dict(manifest.cells), list(manifest.jobs)
     for job in jobs:
@@ -109,28 +109,27 @@ def announced(manifest: Manifest, jobs: Iterable[Job], pytest_args: Sequence[str
 _LOCK = ".manifest.lock"
 
 _OWNERS = ".owners.json"
-"""Which party last ran each job of a run, by the job's id."""
+"""The invocation that last ran each job of a run, by the job's id."""
 
 RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
-"""Names the run that several processes share, such as the sessions of one nox process."""
+"""The id of a run that several processes share, such as the sessions of one nox command."""
+
+INVOCATION_VARIABLE = "ALLRANKS_INVOCATION_ID"
+"""Identifies the nox command whose sessions share a run."""
 
 
-PARTY_VARIABLE = "ALLRANKS_PARTY"
-"""Names the nox process whose sessions share a run: together they are one party."""
+def invocation_id() -> str:
+    """The id of the nox command that started this process, or a new one for this process alone."""
+    return os.environ.get(INVOCATION_VARIABLE) or new_invocation_id()
 
 
-def own_party() -> str:
-    """The party of this process: the nox process that started it, else itself alone."""
-    return os.environ.get(PARTY_VARIABLE) or new_party()
-
-
-def new_party() -> str:
-    """A name that no other party has."""
+def new_invocation_id() -> str:
+    """A unique id."""
     return secrets.token_hex(8)
 
 
 def new_run_id() -> str:
-    """A name for a run: its start, and a random part that sets it apart from runs of the same second."""
+    """An id of the time and a random part, which distinguishes runs of the same second."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
@@ -141,29 +140,29 @@ class RunFolder:
     path: Path  # ``results/<run id>``
     run_id: str
     seed: int
-    durations: "Durations" = field(default_factory=dict)  # durations of tests when the run began, for its shards
+    durations: "Durations" = field(default_factory=dict)  # durations of tests when the run began, to split shards
 
     def cache_of(self, job: Job) -> Path:
-        """The folder beside the runs with pytest's cache of a cell and suite, all shards included, for the next run."""
+        """The folder of pytest's cache of a cell and suite, shared by all shards and runs."""
         return self.path.parent / ".cache" / job.cell.id / job.suite.name
 
     def cache_for(self, job: Job, attempt: int) -> Path:
-        """The cache that an attempt starts with: for shards, a copy that all of them start with."""
+        """The cache that an attempt starts with: for shards, a copy that is the same for all of them."""
         if job.shard is None:
             return self.cache_of(job)
         return self.path / ".caches" / job.cell.id / job.suite.name / f"attempt-{attempt}"
 
     @property
     def lock(self) -> Path:
-        """Held to write the files that the sessions of a run share."""
+        """The lock file for the files that the sessions of a run share."""
         return self.path / _LOCK
 
     def seconds_of(self, job: Job) -> Mapping[str, float]:
-        """Durations of the tests of a shard's suite under its backend, by node id; empty for a whole suite."""
+        """Durations of the suite's tests with the job's backend, by node id; empty if the job is not a shard."""
         return self.durations.get(job.suite.name, {}).get(job.cell.backend, {}) if job.shard else {}
 
     def unended_attempt(self, job: Job) -> tuple[int, Path] | None:
-        """The newest attempt at a job, if it has records and no end: its orchestrator was killed."""
+        """The newest attempt at a job if its orchestrator was killed: it has a folder, but no record of its end."""
         number = _newest_number(self._suite(job))
         folder = self._suite(job) / f"attempt-{number}"
         has_ended = (folder / "job.json").exists() or not folder.is_dir()
@@ -173,12 +172,12 @@ class RunFolder:
         return self.path / "cells" / job.cell.id / job.name
 
     def new_attempt(self, job: Job) -> tuple[int, Path]:
-        """The number and the folder of a new attempt at a job; earlier ones stay as they are."""
+        """Create the folder of the next attempt at a job; return its number and path."""
         return new_attempt_in(self._suite(job))
 
 
 def new_attempt_in(suite: Path) -> tuple[int, Path]:
-    """The number and the folder of a new attempt at a job, given the folder of all of them."""
+    """Create the next attempt's folder in the folder of a job; return its number and path."""
     with as_results_error(suite):
         suite.mkdir(parents=True, exist_ok=True)
         number = _newest_number(suite) + 1
@@ -193,11 +192,12 @@ def new_attempt_in(suite: Path) -> tuple[int, Path]:
 
 
 def has_begun(suite: Path) -> bool:
-    """Whether any attempt at a job has begun, given the folder of all of them: a refused one never had an engine."""
-    return not all(map(_is_refused, suite.glob("attempt-*")))
+    """Whether any attempt in the folder of a job has begun, rather than been rejected."""
+    return not all(map(_was_rejected, suite.glob("attempt-*")))
 
 
-def _is_refused(attempt: Path) -> bool:
+def _was_rejected(attempt: Path) -> bool:
+    """Whether an attempt was rejected before it had an engine."""
     try:
         return not parsed(JobRecord, json.loads((attempt / "job.json").read_bytes())).engine
     except (OSError, ValueError, RecursionError):
@@ -207,11 +207,11 @@ def _is_refused(attempt: Path) -> bool:
 def _newest_number(suite: Path) -> int:
     """The number of the newest attempt at a job; 0 if there is none."""
     try:
-        # An interrupt in the middle of a listing by pathlib would leave its descriptor open.
+        # Not Path.iterdir: an interrupt would leave its descriptor open.
         numbers = [name.removeprefix("attempt-") for name in os.listdir(suite)]  # noqa: PTH208
     except FileNotFoundError:
         return 0
-    return max((int(each) for each in numbers if each.isdecimal()), default=0)
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
@@ -222,20 +222,20 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
     seed: int | None,
     pytest_args: Sequence[str] = (),
 ) -> RunFolder:
-    """Make a run's folder, or join it, and announce jobs in its manifest before the first of them runs.
+    """Create or join a run's folder, and add jobs to its manifest before the first of them runs.
 
-    Without a seed, the run keeps its own, or gets a random one.
+    Without a seed, the run keeps its own or gets a random one.
     """
 
-    def with_jobs(there: Manifest | None) -> Manifest:
-        return announced(there or fresh_manifest(run_id, facts, seed), jobs, pytest_args)
+    def add_jobs(manifest: Manifest | None) -> Manifest:
+        return with_planned_jobs(manifest or new_manifest(run_id, facts, seed), jobs, pytest_args)
 
-    manifest = change_manifest(results, run_id, with_jobs)
+    manifest = change_manifest(results, run_id, add_jobs)
     return RunFolder(path=results / run_id, run_id=run_id, seed=manifest.seed)
 
 
 def change_manifest(results: Path, run_id: str, change: Callable[[Manifest | None], Manifest]) -> Manifest:
-    """Write the manifest of a run, given the one that its folder has, if any; the run becomes the latest."""
+    """Replace the manifest of a run with `change(manifest)`, and point ``latest`` to the run."""
     path = results / run_id
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
@@ -246,42 +246,44 @@ def change_manifest(results: Path, run_id: str, change: Callable[[Manifest | Non
     return manifest
 
 
-def take_jobs(  # noqa: PLR0913 - each is something else
-    results: Path, owned: OwnedRun, jobs: Sequence[Job], say: Callable[[str], None], *, party: str, goes_on: bool
+def claim_jobs(  # noqa: PLR0913 - each is a different concept
+    results: Path, owned: OwnedRun, jobs: Sequence[Job], say: Callable[[str], None], *, invocation: str, resuming: bool
 ) -> None:
-    """Own jobs, all or none of them, before any of them starts, for as long as their run is owned.
+    """Own all of these jobs or none, before any of them starts, for as long as their run is owned.
 
-    A job belongs to one party: if a second one ran it again, its attempts would pass for retries of the first, and so
-    turn bad results good. Sessions of one nox process, such as that of a cell and that of a prefix of it, are one
-    party: they run a job one after the other. If a run goes on, any party may take its jobs.
+    A job belongs to one invocation. If a second one ran it too, its attempts would count as retries of the first, and
+    could turn failures into passes. The sessions of one nox command, such as those of a cell and of a cell prefix, are
+    one invocation and run a job one after the other. Any invocation may claim the jobs of a run that is being resumed.
 
     Raises:
-        UsageError: One of them is another party's.
+        UsageError: One of them belongs to another invocation.
     """
     path = results / owned.run_id
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
-        while (busy := _take_or_find_busy(path, owned, jobs, party, goes_on=goes_on)) is not None:
-            say(f"waiting for {busy}: another session of this nox command runs it")
+        while (busy := _claim_or_find_busy(path, owned, jobs, invocation, resuming=resuming)) is not None:
+            say(f"waiting for {busy}: another session of this nox command is running it")
             owned.wait_for(busy)
 
 
-def _take_or_find_busy(path: Path, owned: OwnedRun, jobs: Sequence[Job], party: str, *, goes_on: bool) -> str | None:
-    """Own all jobs; or own none, and return one that another session of the same party runs at this moment."""
+def _claim_or_find_busy(
+    path: Path, owned: OwnedRun, jobs: Sequence[Job], invocation: str, *, resuming: bool
+) -> str | None:
+    """Own all jobs; or own none, and return one that another session of the same invocation is running."""
     taken: list[str] = []
     with ExitStack() as undo, hold(path / _LOCK):
-        undo.callback(_give_back, owned, taken)
+        undo.callback(_disown, owned, taken)
         owners = _owners(path / _OWNERS)
         for job in jobs:
-            is_own = owners.get(job.id) == party
+            is_own = owners.get(job.id) == invocation
             if not owned.try_own(job.id):
                 if is_own:
                     return job.id
-                raise _is_others(job.id, owned.run_id, "is being run by another process")
+                raise _taken_error(job.id, owned.run_id, "is being run by another process")
             taken.append(job.id)
-            if not (is_own or goes_on) and has_begun(path / "cells" / job.cell.id / job.name):
-                raise _is_others(job.id, owned.run_id, "has been run already")
-        write_json(path / _OWNERS, {**owners, **dict.fromkeys(taken, party)})
+            if not (is_own or resuming) and has_begun(path / "cells" / job.cell.id / job.name):
+                raise _taken_error(job.id, owned.run_id, "has already been run")
+        write_json(path / _OWNERS, {**owners, **dict.fromkeys(taken, invocation)})
         undo.pop_all()
     return None
 
@@ -290,24 +292,24 @@ def _owners(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     owners = json.loads(path.read_text(encoding="utf-8"))
-    return {str(job_id): str(party) for job_id, party in owners.items()}
+    return {str(job_id): str(invocation) for job_id, invocation in owners.items()}
 
 
-def _give_back(owned: OwnedRun, taken: Iterable[str]) -> None:
+def _disown(owned: OwnedRun, taken: Iterable[str]) -> None:
     for job_id in taken:
         owned.disown(job_id)
 
 
-class OthersJobError(UsageError):
-    """A job belongs to another process, whose results stand."""
+class JobTakenError(UsageError):
+    """A job belongs to another process, whose results remain valid."""
 
 
-def _is_others(job_id: str, run_id: str, how: str) -> OthersJobError:
-    return OthersJobError(
+def _taken_error(job_id: str, run_id: str, how: str) -> JobTakenError:
+    return JobTakenError(
         f"{job_id} of the run {run_id} {how}.",
-        why="A job belongs to the process that runs it first: attempts of two would look like retries of one.",
-        remedy=f"Resume that run when it has ended (--resume, --lf), or start another one: unset "
-        f"{RUN_ID_VARIABLE}, or give it another value.",
+        why="Only one process may run a job: attempts of two would look like retries.",
+        remedy=f"Resume that run when it has ended (--resume, --lf), or start another one: unset or change "
+        f"{RUN_ID_VARIABLE}.",
     )
 
 
@@ -333,10 +335,10 @@ def _point_latest(results: Path, run_id: str) -> None:
 
 @contextmanager
 def as_results_error(folder: Path) -> Iterator[None]:
-    """Turn errors with files into :class:`ResultsError`."""
+    """Turn file errors into :class:`ResultsError`."""
     try:
         yield
     except (OSError, ValueError) as error:
         msg = f"The results folder {folder} cannot be used."
-        remedy = "Make it writable, or name another one with --results."
+        remedy = "Make it writable, or choose another one with --results."
         raise ResultsError(msg, why=str(error), remedy=remedy) from error

@@ -1,4 +1,4 @@
-"""The selection for retries: jobs, and the tests of each."""
+"""Which jobs run again, and which tests of each."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,58 +15,56 @@ from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.results import TestVerdict
 from allranks.runner.request import Pdb
 
-Wanted = Literal["failed", "missing"]
-"""Which tests run again: all that are not good, or only those without a result of their own."""
+RerunScope = Literal["failed", "missing"]
+"""Which tests run again: those that failed or have no result, or only those without a result."""
 
-_ENDED_IN_TIME: Final = frozenset({"timeout", "interrupted", "stopped"})
-"""Errors of jobs whose tests so far have sound results."""
+_STOPPED_EARLY: Final = frozenset({"timeout", "interrupted", "stopped"})
+"""Job errors that leave earlier test results valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
-    """Which part of a job runs again."""
+class JobSelection:
+    """The part of a job that an attempt runs."""
 
-    tests: tuple[str, ...] | None = None  # Node ids; None for the whole job
-    base: int = 0  # the number of the attempt that has the other tests; 0 where the whole job runs
+    tests: tuple[str, ...] | None = None  # node ids; None for the whole job
+    base: int = 0  # the number of the attempt that has the results of the other tests; 0 for the whole job
 
 
-WHOLE: Final = Again()
-"""The whole job."""
+WHOLE_JOB: Final = JobSelection()
 
 
 def newest_attempt(run: Path, job: Job) -> Attempt | None:
-    """The newest attempt at a job in a run's folder; None where there is none."""
+    """The newest attempt at a job in a run's folder, if any."""
     attempts = list(read_attempts_at(run, job.cell.id, job.name))
     return newest(attempts) if attempts else None
 
 
-def to_run_again(attempt: Attempt | None, setting: VerdictPolicy, wanted: Wanted) -> Again | None:
-    """Which part of a job has to run again; None for nothing.
+def select_rerun(attempt: Attempt | None, policy: VerdictPolicy, scope: RerunScope) -> JobSelection | None:
+    """The part of a job that has to run again; None if nothing has to.
 
-    If the job itself went wrong, the results of its tests are unknown, and all of it runs again. If it ran out of time,
-    or was ended, its tests so far stand. All of it also runs again if its files cannot be trusted, or if nothing was
-    collected.
+    The whole job runs again if the job itself failed, if its files cannot be trusted, or if it collected nothing. If it
+    timed out or was stopped, the results of its tests so far remain valid.
     """
     if attempt is None or attempt.record is None or attempt.problem:
-        return WHOLE
+        return WHOLE_JOB
     error = attempt.record.error
-    if error and error.kind == "collection" and wanted == "missing":
-        # Not the missing tests alone: those of the broken module have no names that an attempt could select.
-        tests = settled(attempt, files_of(attempt), setting) if attempt.record.collected else ()
-        return WHOLE if any(map(has_not_run, tests)) else None
-    if error and (error.kind not in _ENDED_IN_TIME or attempt.record.collected is None):
-        return WHOLE
+    if error and error.kind == "collection" and scope == "missing":
+        # The tests of the broken module have no known node ids, so an attempt cannot select the missing tests alone.
+        tests = settled(attempt, files_of(attempt), policy) if attempt.record.collected else ()
+        return WHOLE_JOB if any(map(has_not_run, tests)) else None
+    if error and (error.kind not in _STOPPED_EARLY or attempt.record.collected is None):
+        return WHOLE_JOB
     files = files_of(attempt)
     if has_collected_nothing(attempt) or has_troubled_files(files):
-        return WHOLE
-    left = [test.nodeid for test in settled(attempt, files, setting) if _is_wanted(test, wanted)]
-    if not left and error:
-        return WHOLE  # all tests of the ended job have results: only another attempt can show that the job is good
-    return Again(tests=tuple(left), base=attempt.number) if left else None
+        return WHOLE_JOB
+    selected = [test.nodeid for test in settled(attempt, files, policy) if _is_in_scope(test, scope)]
+    if not selected and error:
+        return WHOLE_JOB  # every test has a result, but only another attempt can show that the job ends without error
+    return JobSelection(tests=tuple(selected), base=attempt.number) if selected else None
 
 
-def _is_wanted(test: TestVerdict, wanted: Wanted) -> bool:
-    return has_not_run(test) or (test.verdict.is_bad and (wanted == "failed" or has_no_result(test)))
+def _is_in_scope(test: TestVerdict, scope: RerunScope) -> bool:
+    return has_not_run(test) or (test.verdict.is_bad and (scope == "failed" or has_no_result(test)))
 
 
 _NEVER_RETRIED: Final = frozenset({"collection", "usage"})
@@ -77,49 +75,45 @@ _NEVER_RETRIED: Final = frozenset({"collection", "usage"})
 class RunPolicy:
     """How the jobs of a run are ordered, limited and retried."""
 
-    most: int | None = None  # jobs that may run at a time; None for as many as fit
-    # How often a job may be tried again for tests that went wrong, and as often for the infrastructure.
-    retries: int = 0
-    fail_fast: bool = False  # whether the run ends with the first job that is not good
-    # The seed for the order of jobs, and of the tests of each; None for the order that ends soonest.
-    shuffle: int | None = None
-    # How the results of a job are judged, for `retries` and `fail_fast`.
-    judges: VerdictPolicy = field(default_factory=lambda: VerdictPolicy(skip="skip"))
-    seconds: float | None = None  # how long the run may take; None for no limit
+    most: int | None = None  # the maximum number of concurrent jobs; None for as many as fit
+    retries: int = 0  # retries of a job for failed tests; infrastructure errors get as many of their own
+    fail_fast: bool = False  # whether the first failed job ends the run
+    shuffle: int | None = None  # the seed for the order of jobs and of their tests; None for longest first
+    verdict_policy: VerdictPolicy = field(default_factory=lambda: VerdictPolicy(skip="skip"))
+    seconds: float | None = None  # the time limit of the run
     pdb: Pdb | None = None
-    # The plug-ins that take part in jobs, each with its own settings of JSON types.
-    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see AgentConfig.plugins
 
 
 class RetryPolicy:
     """Grants retries to the jobs of a run.
 
     Args:
-        retries: How often a job may be retried for tests that went wrong. Infrastructure errors have as many of their
-            own: a job that had a sick GPU keeps its retries for flaky tests.
-        selections: The tests of the first attempt at a job, by the job's id; a job that is not in it runs whole.
+        retries: How often a job may be retried for failed tests, and as often again for infrastructure errors: a job
+            that had an unhealthy GPU keeps its retries for flaky tests.
+        selections: What the first attempt at a job runs, by job id; other jobs run as a whole.
     """
 
-    def __init__(self, retries: int, selections: Mapping[str, Again]) -> None:
+    def __init__(self, retries: int, selections: Mapping[str, JobSelection]) -> None:
         self._retries = retries
         self._selections = dict(selections)
         self._used: Counter[tuple[str, bool]] = Counter()
 
-    def selection(self, job_id: str) -> Again:
-        """The tests of the next attempt at a job."""
-        return self._selections.get(job_id, WHOLE)
+    def selection(self, job_id: str) -> JobSelection:
+        """What the next attempt at a job runs."""
+        return self._selections.get(job_id, WHOLE_JOB)
 
-    def retry(self, job_id: str, left: Again, error_kind: str = "") -> str | None:
-        """Let the next attempt at a job run the rest of it, unless its retries are used up.
+    def retry(self, job_id: str, selection: JobSelection, error_kind: str = "") -> str | None:
+        """Schedule another attempt at a job, unless its retries are used up.
 
         Returns:
-            The retry in words, such as ``retrying 2 tests (1 of 3)``; None if there is none.
+            A message such as ``retrying 2 tests (1 of 3)``; None without a retry.
         """
         budget = (job_id, error_kind == "infrastructure")
         if error_kind in _NEVER_RETRIED or self._used[budget] >= self._retries:
             return None
         self._used[budget] += 1
-        self._selections[job_id] = left
-        count = 0 if left.tests is None else len(left.tests)
+        self._selections[job_id] = selection
+        count = 0 if selection.tests is None else len(selection.tests)
         what = f"{count} test{'s' if count > 1 else ''}" if count else "the whole job"
         return f"retrying {what} ({self._used[budget]} of {self._retries})"

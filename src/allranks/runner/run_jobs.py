@@ -30,21 +30,21 @@ from allranks.runner.durations import Meter, keep_durations
 from allranks.runner.earlier_runs import take_snapshot
 from allranks.runner.host import choose_host, require_kernel
 from allranks.runner.listener import Detail
-from allranks.runner.machines.plan_file import OwnPart
-from allranks.runner.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
-from allranks.runner.retry_policy import Again, RunPolicy
-from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus
+from allranks.runner.machines.plan_file import PlanPart
+from allranks.runner.results_folder import RunFolder, claim_jobs, facts_of, invocation_id, open_run
+from allranks.runner.retry_policy import JobSelection, RunPolicy
+from allranks.runner.unhealthy_gpus import UNHEALTHY_REMEDY, unhealthy_gpus
 
-ENOUGH = 65_536
-"""For some ten thousand jobs at a time; far below what slows programs that iterate over all possible descriptors."""
+DESCRIPTORS = 65_536
+"""Enough for ten thousand concurrent jobs, and few enough for programs that iterate over all possible descriptors."""
 
 
-def make_room_for_descriptors(enough: int = ENOUGH) -> None:
-    """Raise this process's limit of open descriptors, and that of its children, as far as it may (setrlimit(2))."""
+def raise_descriptor_limit(descriptors: int = DESCRIPTORS) -> None:
+    """Raise the limit of open descriptors for this process and its children, if permitted (setrlimit(2))."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,54 +53,54 @@ class RunOptions:
 
     run_id: str
     results: Path
-    engine: str | Engine  # the engine, or the name of the requested one, or ``auto``
-    seed: int | None  # the requested seed; None for a random one
+    engine: str | Engine  # the engine, its name, or ``auto``
+    seed: int | None  # None for a random one
     pytest_args: tuple[str, ...]
-    sections: Sequence[SectionMaker] = ()  # what plug-ins add to the report of the whole run when it has ended
+    sections: Sequence[SectionMaker] = ()  # sections that plug-ins add to the report
     policy: RunPolicy = field(default_factory=RunPolicy)
-    # The remaining parts of the jobs of a resumed run, by id; None for a new run.
-    left: Mapping[str, Again] | None = None
-    gpus: str | None = None  # the GPUs that jobs may use, by number or by id; None for all of the host's
-    gpu_mode: GpuMode = "auto"  # whose GPUs, and how containers are given them
-    # The part of a plan that this machine runs; the report of all parts annotates failures, and asks if a test ran.
-    part: OwnPart | None = None
+    remaining: Mapping[str, JobSelection] | None = None  # the unfinished jobs of a resumed run, by id
+    gpus: str | None = None  # the GPUs that jobs may use, by number or id; None for all of the host's
+    gpu_mode: GpuMode = "auto"
+    # The part of a plan that this machine runs. Annotations, and the check that any test ran, need all parts' results.
+    part: PlanPart | None = None
     detail: Detail = "usual"
 
     @property
-    def of_unfinished_run(self) -> Sequence[SectionMaker]:
+    def sections_of_unfinished_run(self) -> Sequence[SectionMaker]:
         """The sections of the report if the run is interrupted or fails."""
         return [maker for section in self.sections if (maker := GuardedMaker(section).for_unfinished_run())]
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
-    """Run jobs, or the remaining ones of a resumed run, merge the results of all, and show them."""
-    make_room_for_descriptors()
+    """Run the jobs, or only the unfinished ones of a resumed run; merge and show the results of all."""
+    raise_descriptor_limit()
     pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
     if options.policy.pdb:
-        pytest_args = [("-s",)]  # the terminal is the debugger's
+        pytest_args = [("-s",)]  # the debugger uses the terminal
     with console_for(say, pytest_args, detail=options.detail) as console:
         return _run(expansion, jobs, options, console)
 
 
 def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console: Console) -> ExitCode:
-    # Before there is a run: a refused request is not a failed run.
+    # All checks come before the run is created: a rejected request is not a failed run.
     say = console.say if options.detail != "quiet" else _say_nothing
     require_kernel()
     inventory = chosen_inventory(options.gpu_mode, options.gpus)
-    _refuse_missing_gpus(inventory, options.part.gpus if options.part else 0)
+    _reject_missing_gpus(inventory, options.part.gpus if options.part else 0)
     engine = options.engine
     if isinstance(engine, str) and engine != AUTO and engine_class(engine).has_queue:
         engine, _ = choose_engine(engine)
     if isinstance(engine, Engine) and engine.has_queue:
-        _refuse_uneven_gpus(engine, jobs)
+        _reject_uneven_gpus(engine, jobs)
     else:
-        _refuse_sick_gpus(inventory, jobs)
-    if options.left is not None:
-        _remove_remains()
-    to_do, again = _to_do(jobs, options.left)
+        _reject_unhealthy_gpus(inventory, jobs)
+    resuming = options.remaining is not None
+    if resuming:
+        _clean_up_killed_run()
+    selections = options.remaining or {}
+    to_run = [job for job in jobs if job.id in selections] if resuming else jobs
     with own_run(options.run_id) as owned, ExitStack() as uses, interruptible():
-        goes_on = options.left is not None
-        take_jobs(options.results, owned, to_do, say, party=own_party(), goes_on=goes_on)
+        claim_jobs(options.results, owned, to_run, say, invocation=invocation_id(), resuming=resuming)
         facts = facts_of(expansion)
         folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
         durations = expansion.matrix.root / DURATIONS_FILE
@@ -111,55 +111,55 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             if options.detail == "verbose":
                 say(f"run {folder.run_id} of {expansion.matrix.path}, into {folder.path}")
             host = choose_host(engine, expansion.matrix, say, inventory, uses)
-            with console.watch([job.id for job in to_do]) as live:
+            with console.watch([job.id for job in to_run]) as live:
                 attempts = AttemptRunner(expansion.matrix, host, folder, live, options.pytest_args, options.policy)
-                Dispatcher(attempts).run(to_do, again)
+                Dispatcher(attempts).run(to_run, selections)
             combine(expansion.matrix, folder.path, jobs, options.pytest_args, say)
             return _conclude(folder, jobs, options, durations, console)
         except KeyboardInterrupt:
-            console.say("interrupted: containers and processes of this run are gone")
+            console.say("interrupted: the containers and processes of this run have been removed")
             ids = {job.id for job in jobs}
-            _show(folder, ids, console, options, *options.of_unfinished_run)
+            _show(folder, ids, console, options, *options.sections_of_unfinished_run)
             return ExitCode.INTERRUPTED
         except Exception:
-            # Even after an error a report has the plan and the results so far.
+            # Even after an error, the report has the plan and the results so far.
             with suppress(AllranksError):
-                merge(folder.path, observers=options.of_unfinished_run)
+                merge(folder.path, observers=options.sections_of_unfinished_run)
             raise
 
 
-def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
-    """Refuse a machine without its planned GPUs: jobs would skip all their tests, which run on no other machine."""
-    there = len(inventory.gpus)
-    if there < planned:
-        what = f"The plan has a job with {planned} GPUs for this machine, but allranks finds {there}."
+def _reject_missing_gpus(inventory: Inventory, planned: int) -> None:
+    """Reject a machine without its planned GPUs: jobs would skip all their tests, which run on no other machine."""
+    found = len(inventory.gpus)
+    if found < planned:
+        what = f"The plan has a job with {planned} GPUs for this machine, but allranks finds {found}."
         why = "All of its tests would be skipped unnoticed."
         remedy = "See `allranks doctor` on this machine, or correct gpus of its [[runners]] in the matrix file."
         raise DeviceError(what, why=why, remedy=remedy)
 
 
-def _refuse_sick_gpus(inventory: Inventory, jobs: Iterable[Job]) -> None:
-    """Refuse a host with a GPU that is known to be sick: whichever job it fails, the machine is at fault."""
+def _reject_unhealthy_gpus(inventory: Inventory, jobs: Iterable[Job]) -> None:
+    """Reject a host with a GPU that is known to be unhealthy: its failures would be blamed on the tests."""
     if not any(job.cell.gpu_count for job in jobs):
         return
-    if sick := sick_gpus(inventory):
-        names = [f"{inventory.name_of(gpu)} is sick: {why}" for gpu, why in sick.items()]
-        msg = f"This machine ({socket.gethostname()}) takes no jobs with GPUs: {'; '.join(names)}."
-        raise DeviceError(msg, remedy=SICK_REMEDY)
+    if unhealthy := unhealthy_gpus(inventory):
+        names = [f"{inventory.name_of(gpu)} is unhealthy: {why}" for gpu, why in unhealthy.items()]
+        msg = f"This machine ({socket.gethostname()}) cannot run jobs with GPUs: {'; '.join(names)}."
+        raise DeviceError(msg, remedy=UNHEALTHY_REMEDY)
 
 
-def _refuse_uneven_gpus(engine: Engine, jobs: Iterable[Job]) -> None:
-    """Refuse jobs whose nodes would need different numbers of GPUs, on an engine that asks a cluster for its nodes."""
+def _reject_uneven_gpus(engine: Engine, jobs: Iterable[Job]) -> None:
+    """Reject jobs whose nodes need different numbers of GPUs: a cluster gives all nodes of a job the same number."""
     for job in jobs:
         gpus, nodes = job.cell.gpu_count, job.cell.nodes
         if gpus % nodes:
-            what = f"{job.cell.id} has {gpus} GPUs on {nodes} nodes, and {engine.name} gives each node as many."
+            what = f"{job.cell.id} has {gpus} GPUs on {nodes} nodes, but {engine.name} gives each node the same number."
             remedy = f'Exclude it in the matrix file: when = "gpu_count == {gpus} and nodes == {nodes}".'
             raise UsageError(what, remedy=remedy)
 
 
-def _remove_remains() -> None:
-    """Clean up what a killed process left of the resumed run, before we own that run and it counts as alive.
+def _clean_up_killed_run() -> None:
+    """Remove leftovers of the resumed run if it was killed, before this process owns it and it counts as alive.
 
     Jobs that outlive their orchestrator are adopted instead.
     """
@@ -168,49 +168,44 @@ def _remove_remains() -> None:
             engine.clean_up()
 
 
-def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Sequence[Job], Mapping[str, Again]]:
-    if left is None:
-        return jobs, {}
-    return [job for job in jobs if job.id in left], left
-
-
 def _conclude(
     folder: RunFolder, jobs: Sequence[Job], options: RunOptions, durations: Path, console: Console
 ) -> ExitCode:
-    """The exit code of these jobs alone: other sessions that share the run report theirs, in any order."""
+    """The exit code of these jobs alone: other sessions that share the run report their own."""
     ids = {job.id for job in jobs}
-    meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
+    # Without shards, durations are kept only if the file exists: they only affect the order of jobs.
+    meter = Meter(lambda job: job.id in ids and (job.share is not None or durations.exists()))
     own = _show(folder, ids, console, options, meter.add, *options.sections)
     keep_durations(durations, meter.durations, console.say if options.detail != "quiet" else _say_nothing)
     return exit_code(own, nothing_ran_allowed=options.part is not None)
 
 
-def _say_nothing(_line: str) -> None:
-    """Take a line of progress in a quiet run."""
+def _say_nothing(_message: str) -> None:
+    """Print nothing: the run is quiet."""
 
 
 def _show(
     folder: RunFolder, job_ids: AbstractSet[str], console: Console, options: RunOptions, *observers: Observer
 ) -> MergedRun:
-    """Merge the run, and show what these jobs came to."""
+    """Merge the run, and show the results of these jobs."""
     own = merge(folder.path, observers=observers).only(job_ids)
-    if shown := render_problems(own) if options.detail == "quiet" else f"\n{render_table(own)}":
-        console.say(f"{shown}\n")
-        report = _lasting(folder.path)
-        console.say("report: " + "\n        ".join(str(_from_here(report / file.name)) for file in own.junit_files))
-        console.say(f"page: {_from_here(report / own.page.name)}")
+    if text := render_problems(own) if options.detail == "quiet" else f"\n{render_table(own)}":
+        console.say(f"{text}\n")
+        report = _latest_path(folder.path)
+        console.say("report: " + "\n        ".join(str(_relative(report / file.name)) for file in own.junit_files))
+        console.say(f"page: {_relative(report / own.page.name)}")
     if options.part is None:
         console.annotate(own)
     return own
 
 
-def _lasting(folder: Path) -> Path:
-    """The run's folder as ``results/latest``, unless a later run has taken that name."""
+def _latest_path(folder: Path) -> Path:
+    """The run's folder as ``results/latest``, unless that points to a later run."""
     latest = folder.parent / "latest"
     return latest if latest.resolve() == folder.resolve() else folder
 
 
-def _from_here(path: Path) -> Path:
-    """The path as a person in the current folder would type it."""
+def _relative(path: Path) -> Path:
+    """The path relative to the current folder, if it is below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,4 +1,4 @@
-"""Jobs as the scheduler sees them: what they take of a host, and how long."""
+"""The jobs of the scheduler: the resources that they need, and their expected durations."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ class Capacity(NamedTuple):
     memory: int = 0  # MiB
 
     def holds(self, other: Self) -> bool:
-        """Whether the other amount fits in, for each resource."""
+        """Whether the other amount fits."""
         return self.gpus >= other.gpus and self.cores >= other.cores and self.memory >= other.memory
 
     def minus(self, other: Self) -> "Capacity":
-        """The rest without the other; negative where that does not fit in."""
+        """The difference; negative where the other amount does not fit."""
         return Capacity(self.gpus - other.gpus, self.cores - other.cores, self.memory - other.memory)
 
     def within(self, most: Self) -> "Capacity":
-        """This, capped at the total of each resource: a task that asks for more runs alone."""
+        """This amount, capped at `most`: a task that needs more than the host has runs alone."""
         return Capacity(min(self.gpus, most.gpus), min(self.cores, most.cores), min(self.memory, most.memory))
 
 
@@ -34,18 +34,18 @@ class Capacity(NamedTuple):
 class Task:
     """A job that waits to start."""
 
-    number: int  # its place among all jobs
-    room: Capacity
+    number: int  # the index of its job
+    demand: Capacity
     seconds: float  # its expected duration
 
 
 def longest_first(tasks: Iterable[Task]) -> list[Task]:
-    """The tasks in the order in which they start where there is room; of equally long ones those with most GPUs."""
-    return sorted(tasks, key=lambda task: (-task.seconds, -task.room.gpus))
+    """The tasks sorted by descending duration, then by descending number of GPUs."""
+    return sorted(tasks, key=lambda task: (-task.seconds, -task.demand.gpus))
 
 
 OVERHEAD: Final = 3.0
-"""Seconds of a job beside its tests: torch's import, and a container (``benchmarks/cell_overhead.py``)."""
+"""Seconds of a job in addition to its tests: torch's import, and a container (``benchmarks/cell_overhead.py``)."""
 
 GUESS: Final = 60.0
 """Seconds of a job if no job has been measured."""
@@ -59,17 +59,19 @@ class Expected(NamedTuple):
 
 
 def expected(durations: "Durations", jobs: Sequence[Job]) -> list[Expected]:
-    """How long each job is expected to take; one that was never measured counts as the median of the others."""
-    # Of a hundred thousand jobs most share suite and backend.
-    known = {(job.suite.name, job.cell.backend, job.shard and job.shard.count): job for job in jobs}
-    seconds = {kind: _seconds_of_tests(durations, job) for kind, job in known.items()}
-    each = [seconds[job.suite.name, job.cell.backend, job.shard and job.shard.count] for job in jobs]
-    measured = sorted(one + OVERHEAD for one in each if one is not None)
-    usual = measured[len(measured) // 2] if measured else GUESS
-    return [Expected(usual, False) if one is None else Expected(one + OVERHEAD, True) for one in each]
+    """The expected duration of each job; the median of the others for a job that was never measured."""
+    # Cached by suite, backend and shard count: a plan may have a hundred thousand jobs, most of which share these.
+    kinds = [(job.suite.name, job.cell.backend, job.shard and job.shard.count) for job in jobs]
+    seconds = {kind: _seconds_of_tests(durations, job) for kind, job in dict(zip(kinds, jobs, strict=True)).items()}
+    measured = sorted(known + OVERHEAD for kind in kinds if (known := seconds[kind]) is not None)
+    median = measured[len(measured) // 2] if measured else GUESS
+    return [
+        Expected(median, False) if (known := seconds[kind]) is None else Expected(known + OVERHEAD, True)
+        for kind in kinds
+    ]
 
 
 def _seconds_of_tests(durations: "Durations", job: Job) -> float | None:
-    """Expected seconds of a job's tests, by earlier ones of its suite under its backend; None if there are none."""
+    """The expected seconds of a job's tests; None if its suite was never measured with its backend."""
     tests = durations.get(job.suite.name, {}).get(job.cell.backend, {})
     return sum(tests.values()) / (job.shard.count if job.shard else 1) if tests else None

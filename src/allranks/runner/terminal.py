@@ -20,11 +20,11 @@ from allranks.protocol.xml_text import for_terminal, printable
 from allranks.report.judged import MergedRun
 from allranks.runner.console import watching
 from allranks.runner.listener import Detail, RunListener
-from allranks.runner.progress import JobProgress, clock, summary
+from allranks.runner.progress import JobProgress, format_duration, summary
 
 _GAP: Final = 2
 _LEAST_NOW: Final = 16
-"""Cells that the last column has at least, or it is left out."""
+"""The minimum width of the last column; a narrower one is omitted."""
 
 _STYLES: Final = {"running": "bold", "preparing": "", "waiting": "dim", "done": "green"}
 
@@ -37,29 +37,29 @@ class _Column:
 
 
 def render(listener: RunListener, width: int, height: int) -> Group:
-    """The table of as many jobs as have room, a summary of all, and the first failure."""
+    """The table of as many jobs as fit, a summary of all, and the first failure."""
     with listener.lock:
         jobs = listener.jobs
         below = [Text(summary(jobs, listener.seconds), no_wrap=True, overflow="ellipsis")]
         if listener.first_failure:
             below.append(Text(printable(listener.first_failure), style="red", no_wrap=True, overflow="ellipsis"))
-        # A line for the titles; the last line stays free: a terminal that is written to its last cell scrolls.
+        # Minus one line for the titles, and one that stays free: writing to its last cell scrolls a terminal.
         shown = _most_urgent(jobs, height - len(below) - 2)
         return Group(*([_table(shown, width)] if shown else ()), *below[: max(1, height - 1)])
 
 
-def _most_urgent(jobs: Sequence[JobProgress], room: int) -> Sequence[JobProgress]:
-    """As many jobs as have room, in the order of the plan; slow ones come first, then running ones, then bad ones."""
-    if len(jobs) <= room:
+def _most_urgent(jobs: Sequence[JobProgress], height: int) -> Sequence[JobProgress]:
+    """As many jobs as fit, in the order of the plan; slow ones are preferred, then running ones, then failed ones."""
+    if len(jobs) <= height:
         return jobs
-    chosen = sorted(range(len(jobs)), key=lambda place: _urgency(jobs[place]))[: max(0, room)]
-    return [jobs[place] for place in sorted(chosen)]
+    chosen = sorted(range(len(jobs)), key=lambda index: _urgency(jobs[index]))[: max(0, height)]
+    return [jobs[index] for index in sorted(chosen)]
 
 
 def _urgency(job: JobProgress) -> int:
     if job.state == "running":
         return 0 if job.has_slow_test else 1
-    return 2 if job.is_bad else {"preparing": 3, "waiting": 4, "done": 5}[job.state]
+    return 2 if job.has_failed else {"preparing": 3, "waiting": 4, "done": 5}[job.state]
 
 
 def _table(jobs: Sequence[JobProgress], width: int) -> Table:
@@ -71,20 +71,20 @@ def _table(jobs: Sequence[JobProgress], width: int) -> Table:
         table.add_column("now", no_wrap=True, overflow="ellipsis", width=now)
     for job in jobs:
         cells = [Text(printable(column.cell(job))) for column in columns]
-        style = "red" if job.is_bad else _STYLES[job.state]
+        style = "red" if job.has_failed else _STYLES[job.state]
         table.add_row(*cells, *([_now(job)] if now else ()), style=style)
     return table
 
 
 def _columns(jobs: Sequence[JobProgress], width: int) -> tuple[Sequence[_Column], int]:
-    """The columns that have room, the first one and then the most important, and the cells that are left for *now*."""
-    wanted = [column for column in _COLUMNS if column is _COLUMNS[0] or any(map(column.cell, jobs))]
+    """The columns that fit, and the width that remains for the column *now*; 0 if it is too narrow or empty."""
+    columns = [column for column in _COLUMNS if column is _COLUMNS[0] or any(map(column.cell, jobs))]
     for title in ("", *_DROPPED_FIRST):
-        wanted = [column for column in wanted if column.title != title]
-        room = width - sum(max(cell_len(each.title), *_widths(each, jobs)) + _GAP for each in wanted)
-        if room + _GAP >= 0:
+        columns = [column for column in columns if column.title != title]
+        rest = width - sum(max(cell_len(column.title), *_widths(column, jobs)) + _GAP for column in columns)
+        if rest + _GAP >= 0:
             break
-    return wanted, room if room >= _LEAST_NOW and any(map(_now, jobs)) else 0
+    return columns, rest if rest >= _LEAST_NOW and any(map(_now, jobs)) else 0
 
 
 def _widths(column: _Column, jobs: Sequence[JobProgress]) -> Iterator[int]:
@@ -92,11 +92,12 @@ def _widths(column: _Column, jobs: Sequence[JobProgress]) -> Iterator[int]:
 
 
 def _now(job: JobProgress) -> Text:
-    """The test that has been running for longest, with its time; without one, what went wrong first."""
+    """The test that has been running for longest, with its duration; without one, the first failure."""
     if (test := job.longest) is None or job.state != "running":
-        return Text(printable(job.trouble or job.tests.first_bad.rpartition("::")[2]))
+        return Text(printable(job.error or job.tests.first_failed.rpartition("::")[2]))
     others = len(job.tests.running) - 1
-    text = f"{clock(test.seconds)} {test.nodeid.rpartition('::')[2]}{f' and {others} more' if others > 0 else ''}"
+    more = f" and {others} more" if others > 0 else ""
+    text = f"{format_duration(test.seconds)} {test.nodeid.rpartition('::')[2]}{more}"
     return Text(printable(f"slow: {text}"), style="bold yellow") if job.has_slow_test else Text(printable(text))
 
 
@@ -108,25 +109,25 @@ def _tests(job: JobProgress) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Numbers as a person writes them: ``0-3,6``."""
-    found: list[list[int]] = []
+    """Format numbers as ranges: ``0-3,6``."""
+    groups: list[list[int]] = []
     for number in sorted(numbers):
-        if found and found[-1][-1] == number - 1:
-            found[-1].append(number)
+        if groups and groups[-1][-1] == number - 1:
+            groups[-1].append(number)
         else:
-            found.append([number])
-    return ",".join(f"{each[0]}-{each[-1]}" if len(each) > 1 else str(each[0]) for each in found)
+            groups.append([number])
+    return ",".join(f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in groups)
 
 
 _COLUMNS: Final = (
     _Column("job", lambda job: job.job_id),
-    _Column("state", lambda job: job.rate or job.place or job.state),
+    _Column("state", lambda job: job.rate or job.queue_status or job.state),
     _Column("tests", _tests, "right"),
-    _Column("bad", lambda job: str(job.tests.counts["bad"] or ""), "right"),
+    _Column("failed", lambda job: str(job.tests.counts["failed"] or ""), "right"),
     _Column("GPUs", lambda job: ranges(job.gpus)),
-    _Column("time", lambda job: clock(job.seconds), "right"),
+    _Column("time", lambda job: format_duration(job.seconds), "right"),
 )
-_DROPPED_FIRST: Final = ("GPUs", "time", "bad", "tests", "state")
+_DROPPED_FIRST: Final = ("GPUs", "time", "failed", "tests", "state")
 
 
 class TerminalConsole:
@@ -135,14 +136,14 @@ class TerminalConsole:
     def __init__(self, file: TextIO, detail: Detail = "usual") -> None:
         self._detail = detail
         self._file = file
-        # The caller has checked that it is a terminal; output of tests is no markup.
+        # The caller has checked that it is a terminal; the output of tests is not markup.
         self._rich = RichConsole(
             file=file, force_terminal=True, force_interactive=True, markup=False, emoji=False, highlight=False
         )
 
     def say(self, line: str) -> None:
         """Print one line, above the table if there is one."""
-        with suppress(OSError):  # the terminal is gone: the output is lost, the run goes on
+        with suppress(OSError):  # the terminal is closed: the output is lost, but the run continues
             self._rich.print(Text.from_ansi(for_terminal(line)), soft_wrap=True)
 
     @contextmanager
@@ -162,7 +163,7 @@ class TerminalConsole:
             with suppress(OSError):
                 live.update(render(listener, *self._rich.size), refresh=True)
 
-        with uninterrupted(), suppress(OSError):  # an interrupt in the middle would leave a terminal without its cursor
+        with uninterrupted(), suppress(OSError):  # an interrupt here would leave the terminal without its cursor
             live.start()
         try:
             with watching(listener, job_ids, draw):

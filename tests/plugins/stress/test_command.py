@@ -76,7 +76,7 @@ def test_as_many_gangs_as_there_are_cores_for(asked, monkeypatch, cores, argumen
     [
         ([], "Repetitions need an end"),
         (["--count", "0"], "'0' is not a whole number of at least 1"),
-        (["--duration", "soon"], "'soon' cannot be used: write a time such as 90"),
+        (["--duration", "soon"], "'soon' is invalid: write a time such as 90"),
         (["--count", "5", "--resume"], "no option --resume"),
         (["--count", "5", "--skew", "1:40ms"], "'1:40ms' is no delay"),
         (["--count", "5", "--skew", "4:before:1:40ms"], "1 is the highest number of rank here"),

@@ -1,4 +1,4 @@
-"""A matrix with machines of three kinds, as a file and as random values."""
+"""A matrix with two kinds of machines."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +52,8 @@ LoadText = Callable[[str], Expansion]
 
 @pytest.fixture
 def load_text(tmp_path: Path) -> LoadText:
+    """Write and load the text of a matrix file."""
+
     (tmp_path / "suite").mkdir()
 
     def load_written(text: str) -> Expansion:
@@ -63,9 +65,11 @@ def load_text(tmp_path: Path) -> LoadText:
 
 @pytest.fixture
 def document() -> str:
+    """The text of the matrix file."""
     return DOCUMENT
 
 
 @pytest.fixture
 def expansion(load_text: LoadText) -> Expansion:
+    """The expanded matrix."""
     return load_text(DOCUMENT)

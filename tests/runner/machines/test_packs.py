@@ -1,4 +1,4 @@
-"""Jobs divided among the machines of a CI: each once, on machines that can run it, and never too many machines."""
+"""Dividing jobs among the machines of a CI."""
 
 import re
 from dataclasses import replace
@@ -15,10 +15,10 @@ from allranks.matrix.model import Image, Limits, Matrix, Rule, RunnerRule, Suite
 from allranks.matrix.runners import minutes_of, runner_for
 from allranks.matrix.when import parse_condition
 from allranks.report.run_files import Manifest
-from allranks.runner.machines.packs import divide_jobs, shared_out, work
+from allranks.runner.machines.packs import distribute, divide_jobs, work
 from allranks.runner.machines.plan_file import plan_document
 from allranks.runner.machines.planning import render_entries
-from allranks.runner.results_folder import announced
+from allranks.runner.results_folder import with_planned_jobs
 from allranks.runner.tasks import Capacity, Task
 
 HOST = Capacity(gpus=8, cores=16)
@@ -34,7 +34,7 @@ wishes = st.fixed_dictionaries({"most": st.integers(12, 256), "minutes": st.inte
 
 @st.composite
 def matrices(draw):
-    """A matrix whose images have names that differ by case alone, with machines of their own or without."""
+    """A matrix whose images have names that differ only by case, with or without their own machines."""
     world_sizes = tuple(draw(st.sets(st.integers(1, 9), min_size=1, max_size=4)))
     small = draw(st.sampled_from([1, 2, 4]))
     return Matrix(
@@ -73,7 +73,7 @@ def divided(matrix, known, wished):
 
 
 def divided_if_possible(matrix, known, wished):
-    """A division; an example that needs more machines than there may be is none."""
+    """Divide jobs, and discard examples that need too many machines."""
     try:
         return divided(matrix, known, wished)
     except UsageError as error:
@@ -102,14 +102,14 @@ def test_time_limits_nest_and_none_is_above_what_the_machine_allows(matrix, know
 
 
 @given(matrices(), durations, wishes)
-def test_names_of_packs_are_legal_short_and_unique_whatever_the_case(matrix, known, wished):
+def test_slugs_are_valid_short_and_unique_regardless_of_case(matrix, known, wished):
     slugs = [pack.slug for pack in divided_if_possible(matrix, known, wished)[1].packs]
     assert len({slug.lower() for slug in slugs}) == len(slugs)
     assert not any(ILLEGAL_IN_ARTIFACTS.search(slug) or len(slug) > 60 for slug in slugs)
 
 
 @given(matrices(), durations, wishes)
-def test_the_same_jobs_come_to_the_same_packs(matrix, known, wished):
+def test_the_same_jobs_get_the_same_packs(matrix, known, wished):
     assert divided_if_possible(matrix, known, wished) == divided_if_possible(matrix, known, wished)
 
 
@@ -127,11 +127,11 @@ tasks = st.lists(
 
 @given(tasks, st.integers(1, 12))
 def test_machines_differ_by_the_work_of_one_job_at_most_and_none_is_idle(tasks, count):
-    packs = shared_out(tasks, HOST, min(count, len(tasks)))
+    packs = distribute(tasks, HOST, min(count, len(tasks)))
     assert sorted(task.number for pack in packs for task in pack) == list(range(len(tasks)))
     assert all(packs)
-    each = [sum(work(task, HOST) for task in pack) for pack in packs]
-    assert max(each) - min(each) <= max(work(task, HOST) for task in tasks) + 1e-6  # sums are rounded
+    durations = [sum(work(task, HOST) for task in pack) for pack in packs]
+    assert max(durations) - min(durations) <= max(work(task, HOST) for task in tasks) + 1e-6  # sums are rounded
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_machines_differ_by_the_work_of_one_job_at_most_and_none_is_idle(tasks, 
     ],
 )
 def test_the_longest_job_goes_first_to_the_machine_with_the_least_work(seconds, count, shared):
-    packs = shared_out([Task(number, HOST, each) for number, each in enumerate(seconds)], HOST, count)
+    packs = distribute([Task(number, HOST, duration) for number, duration in enumerate(seconds)], HOST, count)
     assert sorted(sorted(task.seconds for task in pack) for pack in packs) == sorted(shared)
 
 
@@ -159,7 +159,7 @@ def test_the_longest_job_goes_first_to_the_machine_with_the_least_work(seconds, 
         (Capacity(cores=4), 3),
     ],
 )
-def test_a_job_that_takes_a_part_of_a_machine_is_as_much_less_work(room, seconds):
+def test_a_job_that_uses_part_of_a_machine_is_less_work(room, seconds):
     assert work(Task(0, room, 12), HOST) == seconds
 
 
@@ -183,13 +183,13 @@ def test_little_work_gets_one_machine():
     assert len(divided(matrix, known(matrix, 25), {"minutes": 20})[1].packs) == 1
 
 
-def test_fewer_minutes_for_each_make_more_machines():
+def test_fewer_minutes_per_machine_need_more_machines():
     matrix = small_matrix(runners=(rule(),))
     counts = [len(divided(matrix, known(matrix, 60), {"minutes": minutes})[1].packs) for minutes in (40, 20, 5, 1)]
     assert counts == [1, 2, 8, 40]
 
 
-def test_no_machine_is_there_to_wait_for_the_longest_job():
+def test_no_machine_idles_while_the_longest_job_runs():
     matrix = small_matrix(runners=(rule(),))
     lengths = {**known(matrix, 60), "s0": {"gloo": {"t": 1200.0}}}
     assert len(divided(matrix, lengths, {"minutes": 1})[1].packs) == 3
@@ -202,7 +202,7 @@ def test_a_pack_that_would_not_end_in_time_is_split():
     assert all(pack.job_minutes <= 360 for pack in division.packs)
 
 
-def test_a_job_whose_own_limit_does_not_fit_is_an_error_that_names_it():
+def test_a_job_whose_limit_does_not_fit_is_an_error_that_names_it():
     matrix = small_matrix(runners=(rule(hosted=True),), limits=Limits(job=30_000))
     with pytest.raises(UsageError, match=r"^The job gloo-w1-g0-env/s0 does not fit into the 360 minutes") as caught:
         divided(matrix, {}, {})
@@ -210,7 +210,7 @@ def test_a_job_whose_own_limit_does_not_fit_is_an_error_that_names_it():
     assert caught.value.exit_code is ExitCode.USAGE
 
 
-def test_jobs_that_need_more_machines_than_there_may_be_are_an_error():
+def test_jobs_that_need_more_machines_than_allowed_are_an_error():
     matrix = small_matrix(runners=(rule(hosted=True),), limits=Limits(job=12_000))
     with pytest.raises(UsageError, match=r"entries of the job matrix are needed, over the limit of 3") as caught:
         divided(matrix, known(matrix, 12_000), {"most": 3})
@@ -225,18 +225,18 @@ def test_more_kinds_of_machines_than_entries_are_an_error():
         divided(matrix, {}, {"most": 1})
 
 
-def test_cells_of_several_nodes_run_beside_others():
+def test_cells_of_several_nodes_share_machines_with_others():
     matrix = small_matrix(runners=(rule(),), suites=1)
     matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (2,), "nodes": (1, 2)}})
     [pack] = divided(matrix, {}, {})[1].packs
     assert (pack.rule.engine, len(pack.jobs)) == (None, 2)
 
 
-def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():
+def test_the_longest_names_fit_into_githubs_limit():
     matrix = small_matrix(suites=256, runners=(RunnerRule(labels=tuple("l" * 60 + str(n) for n in range(5)), cores=1),))
     image = Image(name="i" * 63)
     matrix = Matrix(**{**matrix.__dict__, "images": {image.name: image}})
     jobs, division = divided(matrix, known(matrix, 3000), {})
-    document = plan_document(announced(Manifest(run_id="r" * 60), jobs, ()), matrix, division.packs, {})
+    document = plan_document(with_planned_jobs(Manifest(run_id="r" * 60), jobs, ()), matrix, division.packs, {})
     assert len(division.packs) == 256
     assert len(render_entries(document, division, jobs)) < 1 << 19

@@ -90,7 +90,7 @@ def suite_configuration(code: Path, paths: Sequence[str]) -> tuple[str, ...]:
     return ("-c", str(found)) if found else ()
 
 
-def reject_options(config: pytest.Config) -> None:
+def check_pytest_args(config: pytest.Config) -> None:
     """Reject unsupported options.
 
     Raises:

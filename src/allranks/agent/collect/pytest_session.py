@@ -31,11 +31,11 @@ from allranks.agent.collect.pytest_options import (
     USAGE_ERROR_SOURCES,
     ProcessPaths,
     cache_arguments,
+    check_pytest_args,
     configure_hypothesis,
     disable_reports,
     pass_seed_to_randomly,
     process_of_rank,
-    reject_options,
     reject_stepwise_with_shards,
     save_outcomes,
     stop_at_first_failure,
@@ -155,7 +155,7 @@ class ServerPlugin:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Reject unsupported options before any plugin acts on them."""
         try:
-            reject_options(config)
+            check_pytest_args(config)
             self._measurement.redirect(config)
             if self._config.share:
                 reject_stepwise_with_shards(config)
@@ -461,7 +461,7 @@ class ServerPlugin:
 
     def _select_shard(self, session: pytest.Session, shard: JobShard) -> None:
         try:
-            options = read_terms(session.items, self._config)
+            options = read_options(session.items, self._config)
         except MarkerError as error:
             self._fail(error.nodeid, str(error))
             return

@@ -49,7 +49,7 @@ class Actions:
         yield
         commands.switch_on()
 
-    def tell_cause(self, text: str) -> None:
+    def report_cause(self, text: str) -> None:
         """Keep it for the gate of the workflow, which shows it."""
         set_reason(text)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from allranks.cli.options import json_option, matrix_option
 from allranks.cli.parser import CommandOptions, option, whole, writable_file
-from allranks.cli.printing import moment, say, say_json
+from allranks.cli.printing import iso_time, say, say_json
 from allranks.errors import ExitCode, UsageError, counted
 from allranks.plugins.history.hooks import file_of, matrix_here
 from allranks.protocol.xml_text import readable
@@ -109,11 +109,11 @@ def _say_lines(runs: "Sequence[RecordedRun]", lines: "Sequence[TestLine]") -> No
 
 
 def _told(run: "RecordedRun") -> str:
-    return f"{readable(run.id)} ({moment(run.started)})"
+    return f"{readable(run.id)} ({iso_time(run.started)})"
 
 
 def _run(run: "RecordedRun") -> Mapping[str, str]:
-    return {"id": run.id, "started": moment(run.started)}
+    return {"id": run.id, "started": iso_time(run.started)}
 
 
 def _line(line: "TestLine") -> Mapping[str, object]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from allranks.cli.options import json_option
 from allranks.cli.parser import option, whole
-from allranks.cli.printing import remark, say, say_json
-from allranks.cli.run import refuse_options, results_of
-from allranks.cli.selection import chosen_jobs, read_request
+from allranks.cli.printing import say, say_json, warn
+from allranks.cli.run import check_pytest_args, results_of
+from allranks.cli.selection import read_request, selected_jobs
 from allranks.errors import EngineError, ExitCode, UsageError
 from allranks.plugins.stress.command import RepeatOptions
 from allranks.plugins.stress.hooks import BISECT_CODES
@@ -75,8 +75,8 @@ class Options(RepeatOptions):
 def run(options: Options) -> ExitCode:
     """Find what decides."""
     expansion, options = read_request(options)
-    refuse_options(options.pytest_args)
-    jobs = jobs_of_one_suite(expansion, chosen_jobs(expansion, options))
+    check_pytest_args(options.pytest_args)
+    jobs = jobs_of_one_suite(expansion, selected_jobs(expansion, options))
     trial = Trial(expansion=expansion, options=options, results=results_of(expansion, options))
     if options.git is not None:
         from allranks.plugins.stress.bisect_commits import find_commit  # noqa: PLC0415 - git is needed for commits alone
@@ -107,7 +107,7 @@ def _repeated(trial: Trial, counted: Sequence[Counted]) -> "Sequence[DecidingAxi
         passes = min(most, needed(worst.bad, worst.runs, 1 - confidence))
         return bool(found) and all(each.bad or each.why or each.runs >= passes for each in counted)
 
-    (remark if trial.options.json else say)(
+    (warn if trial.options.json else say)(
         f"repeating the test in {len(counted)} cells, results in {_here(trial.results)}"
     )
     code = repeat_until(is_enough, trial, counted)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from allranks.cli.printing import remark, say, say_json
+from allranks.cli.printing import say, say_json, warn
 from allranks.errors import EngineError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.model import Job, Matrix
@@ -100,7 +100,7 @@ class Commits:
     def _tell(self, commit: str) -> None:
         found = self.seen[commit]
         what = f"{found.bad:,} of {found.runs:,} failed" if found.runs else f"skipped: {found.why}"
-        (remark if self.trial.options.json else say)(f"  {clipped(self.repository.subject(commit), 72):<72} {what}")
+        (warn if self.trial.options.json else say)(f"  {clipped(self.repository.subject(commit), 72):<72} {what}")
 
 
 def find_commit(trial: Trial, jobs: Sequence[Job], text: str) -> ExitCode:

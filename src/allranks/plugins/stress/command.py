@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
-from allranks.cli.parser import flag, measured, option, whole
-from allranks.cli.run import JobOptions, refuse_options, run_and_conclude, run_options
-from allranks.cli.selection import Selection, chosen_jobs, read_request
+from allranks.cli.parser import flag, option, quantity, whole
+from allranks.cli.run import JobOptions, check_pytest_args, run_options, run_with_verdict
+from allranks.cli.selection import Selection, read_request, selected_jobs
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
@@ -16,7 +16,7 @@ from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.skew import LEVELS, MOST_BUSY, delays_of, skew_of, stretch
 from allranks.protocol.repetitions import OFF
 
-_time = measured({"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}, "a time such as 90, 90s, 10m or 2h")
+_time = quantity({"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}, "a time such as 90, 90s, 10m or 2h")
 
 _LAST_SEED = (1 << 32) - 1
 """Generators take 32 bits."""
@@ -116,7 +116,7 @@ def run(options: Options) -> ExitCode:
             raise UsageError(msg, remedy="allranks stress TEST --count 1000")
         count = _REPLAYS
     expansion, options = read_request(replace(options, stops=options.stops or options.until_failure))
-    refuse_options(options.pytest_args)
+    check_pytest_args(options.pytest_args)
     if options.beside and (options.skew != OFF or options.replay is not None):
         msg = "--beside torch compares plain repetitions: torch's runner has no --skew and no --replay."
         raise UsageError(msg, remedy="Leave these out, or leave --beside out.")
@@ -129,11 +129,11 @@ def run(options: Options) -> ExitCode:
     )
     # As torch's runner has them: one at a time.
     gangs = options.gangs or (1 if options.beside else None)
-    jobs = [with_gangs(job, gangs, options.engine) for job in chosen_jobs(expansion, options)]
+    jobs = [with_gangs(job, gangs, options.engine) for job in selected_jobs(expansion, options)]
     _refuse_what_is_in_no_cell(options.skew, max(job.cell.world_size for job in jobs))
     expansion = with_time(expansion, stress, jobs)
     options = replace(options, plugins={"stress": asdict(stress)})
-    return run_and_conclude(expansion, jobs, run_options(expansion, options))
+    return run_with_verdict(expansion, jobs, run_options(expansion, options))
 
 
 def _refuse_what_is_in_no_cell(skew: str, ranks: int) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from allranks.cli.run import run_jobs, run_options
-from allranks.cli.selection import STOP
 from allranks.errors import ExitCode, UsageError
 from allranks.interruption import RunInterrupted
 from allranks.matrix.expand import Expansion
@@ -85,7 +84,7 @@ class Trial:
             shared,
             run_id=(run := new_run_id()),
             results=self.results,
-            pytest_args=(*STOP, *options.pytest_args) if until_failure else options.pytest_args,
+            pytest_args=("-x", *options.pytest_args) if until_failure else options.pytest_args,
             policy=replace(shared.policy, fail_fast=False),
         )
         with redirect_stdout(_printed(options)):

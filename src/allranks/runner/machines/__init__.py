@@ -1,1 +1,1 @@
-"""Which CI machine runs which jobs: a plan that each machine checks before it uses it."""
+"""Distributes jobs over CI machines, by a plan that each machine checks before it uses it."""

@@ -1,9 +1,9 @@
-"""The plan file: which machine runs which jobs, checked by each machine before use.
+"""The plan file, which assigns jobs to machines. Each machine checks it before use.
 
-One machine makes it, and all others get a copy. A ``PACK`` on a command line, ``cuda-g4-03of12@0123456789abcdef``,
-names a pack and the digest of its plan, so that no machine can run a pack of another plan. As the ``run.json`` of a
-gathered folder the file lists the expected jobs, so that a missing machine is noticed. A plan that cannot be used here
-is a UsageError.
+One machine writes it, and all others get a copy. ``ALLRANKS_PACK``, such as ``cuda-g4-03of12@0123456789abcdef``, is the
+slug of a pack and the digest of its plan, so that no machine runs a pack of another plan. The file also serves as the
+``run.json`` of the collected results: it lists the expected jobs, so that a missing machine is noticed. All functions
+raise UsageError for a plan that cannot be used.
 """
 
 import hashlib
@@ -27,21 +27,21 @@ from allranks.runner.machines.packs import Pack
 from allranks.runner.results_folder import RUN_ID_VARIABLE
 
 LENGTH: Final = 16
-"""Hexadecimal digits of a digest: enough unless two plans with the same one are constructed on purpose."""
+"""Hexadecimal digits of a digest: it protects against mistakes, not against attacks."""
 
 _NO_DECLARATION: Final = frozenset({"path", "line", "warnings"})
 
 
 def digest(value: object) -> str:
-    """A digest of a value made of JSON's types."""
+    """A digest of a value of JSON types."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
 
 def declaration_digests(matrix: Matrix) -> dict[str, str]:
-    """A digest for each part of the file, by its name: ``axes``, ``suites.collectives``, ``limits``.
+    """A digest for each part of the matrix file, such as ``axes``, ``suites.collectives`` and ``limits``.
 
-    Comments, and positions in the file, do not count.
+    It does not depend on comments or line numbers.
     """
     return {name: digest(_plain(value)) for name, value in _parts(matrix)}
 
@@ -50,39 +50,39 @@ def _parts(matrix: Matrix) -> Iterator[tuple[str, object]]:
     for field in fields(matrix):
         value = getattr(matrix, field.name)
         if field.name in {"suites", "images"}:
-            yield from ((f"{field.name}.{name}", each) for name, each in value.items())
+            yield from ((f"{field.name}.{name}", item) for name, item in value.items())
         elif field.name not in _NO_DECLARATION:
             yield field.name, value
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a declaration in, any JSON value out
+    """Convert to JSON types, with lists for mappings: the order of a declaration counts."""
     match value:
         case Condition():
             return value.source
         case Path():
             return value.as_posix()
         case Mapping():
-            # In order: which suite comes first is part of what is declared.
             return [[str(key), _plain(item)] for key, item in value.items()]
         case list() | tuple():
             return [_plain(item) for item in value]
     if isinstance(value, Suite) and value.home:
-        value = replace(value, home=Path("allranks"))  # each machine has these suites in a place of its own
+        value = replace(value, home=Path("allranks"))  # the path of allranks' own suites differs between machines
     if is_dataclass(value):
-        return [[each.name, _plain(getattr(value, each.name))] for each in fields(value) if each.name != "line"]
+        return [[field.name, _plain(getattr(value, field.name))] for field in fields(value) if field.name != "line"]
     return value
 
 
-_AGAIN: Final = "Use the plan file of the `allranks plan` that made the pack."
+_RIGHT_FILE: Final = "Use the plan file of the `allranks plan` command that made the pack."
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPack:
-    """A pack; its jobs are those of the manifest that name it."""
+    """A pack; the jobs of the manifest refer to it."""
 
     slug: str
-    engine: str | None = None  # of its jobs; None if unspecified
-    limit: int  # seconds until allranks itself ends the run
+    engine: str | None = None
+    limit: int  # the time limit of the run, in seconds
 
 
 _Name = Annotated[str, str]
@@ -90,35 +90,35 @@ _Name = Annotated[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The additions of a plan file to the manifest of its run."""
+    """What a plan file contains in addition to the manifest of its run."""
 
     digest: str = ""
     declaration: Mapping[_Name, str]  # digests of the parts of the matrix file
-    # Durations of tests when the plan was made, for the suites that are split: by suite, backend and node id.
+    # Durations of tests of split suites when the plan was made, by suite, backend and node id.
     durations: Mapping[_Name, Mapping[_Name, Mapping[_Name, float]]]
     packs: tuple[PlannedPack, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """A plan, as read from its file."""
+    """A plan file that has been read."""
 
     path: Path
-    manifest: Manifest  # the run that all packs are parts of, as merges read it
+    manifest: Manifest  # of the run that all packs belong to
     plan: Plan
 
     @property
     def pytest_args(self) -> tuple[str, ...]:
-        """The arguments to pytest on all machines."""
+        """The arguments for pytest, the same on all machines."""
         return next((job.pytest_args for job in self.manifest.jobs), ())
 
     def jobs_of(self, slug: str | None) -> list[PlannedJob]:
-        """The jobs of a pack, or of all packs."""
+        """The jobs of a pack; None for all packs."""
         return [job for job in self.manifest.jobs if slug in {None, job.pack}]
 
 
 def plan_document(manifest: Manifest, matrix: Matrix, packs: Sequence[Pack], durations: Durations) -> dict[str, Any]:
-    """The contents of the file; packs name jobs by their places in the manifest."""
+    """The contents of the plan file; `pack.jobs` are indexes of the manifest's jobs."""
     slugs = {number: pack.slug for pack in packs for number in pack.jobs}
     jobs = tuple(replace(job, pack=slugs[number]) for number, job in enumerate(manifest.jobs))
     split = {name for name, suite in matrix.suites.items() if suite.shards > 1}
@@ -135,7 +135,7 @@ def plan_document(manifest: Manifest, matrix: Matrix, packs: Sequence[Pack], dur
 
 
 def reference(document: Mapping[str, Any], pack: Pack) -> str:
-    """The ``PACK`` that names a pack on the command line of its machine."""
+    """The ``ALLRANKS_PACK`` of a pack's machine."""
     return f"{pack.slug}@{document['plan']['digest']}"
 
 
@@ -147,7 +147,7 @@ def write_plan(path: Path, document: Mapping[str, Any]) -> None:
         draft.replace(path)
     except OSError as error:
         msg = f"The plan file {path} cannot be written."
-        raise UsageError(msg, why=f"{error.strerror or error}.", remedy="Name another one.") from error
+        raise UsageError(msg, why=f"{error.strerror or error}.", remedy="Choose another path.") from error
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -158,59 +158,61 @@ def read_plan(path: Path) -> PlanFile:
             why = f"It is {other_schema(document['schema'], SCHEMA)}."
             msg = f"{path} was written by another version of allranks, {document['allranks']}."
             raise UsageError(msg, why=why, remedy="Use that version here, too.")
-        found = PlanFile(path=path, manifest=parsed(Manifest, document), plan=parsed(Plan, document["plan"], "plan"))
-        said, digest_here = found.plan.digest, _digest(document)
+        file = PlanFile(path=path, manifest=parsed(Manifest, document), plan=parsed(Plan, document["plan"], "plan"))
+        recorded, actual = file.plan.digest, _digest(document)
     except OSError as error:
         msg = f"The plan file {path} cannot be read."
-        remedy = "Make one: allranks plan --format github --plan-file plan.json"
+        remedy = "Write one: allranks plan --format github --plan-file plan.json"
         raise UsageError(msg, why=f"{error.strerror or error}.", remedy=remedy) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         msg = f"{path} is not a plan file of allranks, or is damaged."
-        raise UsageError(msg, why=f"{type(error).__name__}: {error}.", remedy=_AGAIN) from error
-    if said != digest_here:
-        msg = f"{path} has been changed since it was made."
-        raise UsageError(msg, why=f"It records the digest {said}, but its content has {digest_here}.", remedy=_AGAIN)
-    return found
+        raise UsageError(msg, why=f"{type(error).__name__}: {error}.", remedy=_RIGHT_FILE) from error
+    if recorded != actual:
+        msg = f"{path} has been changed since it was written."
+        raise UsageError(
+            msg, why=f"It records the digest {recorded}, but its content has {actual}.", remedy=_RIGHT_FILE
+        )
+    return file
 
 
 def _digest(document: Mapping[str, Any]) -> str:
-    """A digest of the jobs of each machine, regardless of the time and the run of the plan."""
+    """A digest of the plan that does not depend on its time and its run id."""
     plan = {name: value for name, value in document["plan"].items() if name != "digest"}
     return digest([document["allranks"], document["policy"], document["cells"], document["jobs"], plan])
 
 
-def pack_called(found: PlanFile, text: str) -> PlannedPack:
-    """The pack that a command line names, by its slug, with or without the digest of its plan."""
-    slug, at, said = text.partition("@")
-    packs = {pack.slug: pack for pack in found.plan.packs}
-    contents = f"{len(found.manifest.jobs)} jobs in {len(packs)} packs"
-    if at and said != found.plan.digest:
-        made = found.manifest
-        what = f"The pack {slug} is of the plan {said}, and {found.path} is the plan {found.plan.digest}."
-        why = f"That one was made on {made.started} by allranks {made.allranks}, for the run {made.run_id}: {contents}."
-        raise UsageError(what, why=why, remedy=_AGAIN)
+def find_pack(file: PlanFile, text: str) -> PlannedPack:
+    """The pack with this slug, which the digest of its plan may follow."""
+    slug, at, plan_digest = text.partition("@")
+    packs = {pack.slug: pack for pack in file.plan.packs}
+    contents = f"{len(file.manifest.jobs)} jobs in {len(packs)} packs"
+    if at and plan_digest != file.plan.digest:
+        plan = file.manifest
+        what = f"The pack {slug} belongs to the plan {plan_digest}, but {file.path} is the plan {file.plan.digest}."
+        why = f"It was written on {plan.started} by allranks {plan.allranks}, for the run {plan.run_id}: {contents}."
+        raise UsageError(what, why=why, remedy=_RIGHT_FILE)
     if slug not in packs:
-        what = f"There is no pack {slug!r} in {found.path}."
+        what = f"There is no pack {slug!r} in {file.path}."
         raise UsageError(what, why=f"It has {contents}.", remedy=did_you_mean(slug, packs))
     return packs[slug]
 
 
-def _refuse_another_matrix(found: PlanFile, matrix: Matrix) -> None:
-    """Check that this machine has the matrix that was planned, and the same version of allranks."""
+def _check_same_matrix(file: PlanFile, matrix: Matrix) -> None:
+    """Check that this machine has the planned matrix and the same version of allranks."""
     here = allranks.__version__
-    if found.manifest.allranks != here:
-        msg = f"{found.path} was made by allranks {found.manifest.allranks}, and this is {here}."
-        raise UsageError(msg, remedy="Install one version on all machines.")
-    planned, own = found.plan.declaration, declaration_digests(matrix)
+    if file.manifest.allranks != here:
+        msg = f"{file.path} was written by allranks {file.manifest.allranks}, but this is {here}."
+        raise UsageError(msg, remedy="Install the same version on all machines.")
+    planned, own = file.plan.declaration, declaration_digests(matrix)
     if parts := [name for name in {**planned, **own} if planned.get(name) != own.get(name)]:
-        msg = f"{matrix.path.name} is not the matrix file of {found.path}: they differ in {listed(parts)}."
-        why = "Limits may differ by environment variables, too." if "limits" in parts else ""
+        msg = f"{matrix.path.name} is not the matrix file of {file.path}: they differ in {listed(parts)}."
+        why = "Environment variables also change limits." if "limits" in parts else ""
         raise UsageError(msg, why=why, remedy="Check out the same commit on all machines.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPart:
-    """What one machine has to run."""
+class PlanPart:
+    """The part of a plan that one machine runs."""
 
     file: PlanFile
     pack: PlannedPack
@@ -218,40 +220,40 @@ class OwnPart:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs this machine must have, since the plan has chosen it for jobs that need them."""
+        """How many GPUs this machine must have: the plan chose it for jobs that need them."""
         return max(job.cell.gpu_count for job in self.jobs)
 
-    def refuse_others(self, run_id: str | None, pytest_args: Sequence[str]) -> None:
-        """Check that the run and arguments that this machine was given, if any, are those of the plan."""
+    def check_request(self, run_id: str | None, pytest_args: Sequence[str]) -> None:
+        """Check that a requested run id and requested arguments, if any, are those of the plan."""
         path, planned = self.file.path, self.file.manifest.run_id
         if run_id and run_id != planned:
-            msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and {path} plans the run {planned!r}."
-            raise UsageError(msg, remedy="Leave it unset where a pack is run: the plan says which run it is of.")
+            msg = f"{RUN_ID_VARIABLE} is {run_id!r}, but {path} is a plan of the run {planned!r}."
+            raise UsageError(msg, remedy=f"Unset {RUN_ID_VARIABLE}: the plan determines the run.")
         if pytest_args and tuple(pytest_args) != self.file.pytest_args:
-            msg = f"{path} plans other arguments for pytest: {shlex.join(self.file.pytest_args) or 'none'}."
-            raise UsageError(msg, remedy="Give them to `allranks plan`, and none to the runs of its packs.")
+            msg = f"{path} has other arguments for pytest: {shlex.join(self.file.pytest_args) or 'none'}."
+            raise UsageError(msg, remedy="Pass them to `allranks plan`, not to the runs of its packs.")
 
 
-def own_part(expansion: Expansion, plan_file: Path, pack_text: str) -> OwnPart:
+def load_part(expansion: Expansion, plan_file: Path, pack_text: str) -> PlanPart:
     """The part of a plan that this machine runs."""
-    found = read_plan(plan_file)
-    pack = pack_called(found, pack_text)
-    return OwnPart(file=found, pack=pack, jobs=_jobs(expansion, found, pack.slug))
+    file = read_plan(plan_file)
+    pack = find_pack(file, pack_text)
+    return PlanPart(file=file, pack=pack, jobs=_jobs(expansion, file, pack.slug))
 
 
 def planned_jobs(expansion: Expansion, plan_file: Path) -> tuple[Job, ...]:
-    """The jobs of all packs; arguments and errors as of :func:`own_part`."""
+    """The jobs of all packs."""
     return _jobs(expansion, read_plan(plan_file), None)
 
 
-def _jobs(expansion: Expansion, found: PlanFile, slug: str | None) -> tuple[Job, ...]:
-    """The jobs of a pack, or of all packs, as this machine's matrix makes them."""
-    _refuse_another_matrix(found, expansion.matrix)
-    planned = found.jobs_of(slug)
+def _jobs(expansion: Expansion, file: PlanFile, slug: str | None) -> tuple[Job, ...]:
+    """The jobs of a pack, or of all packs, from this machine's matrix."""
+    _check_same_matrix(file, expansion.matrix)
+    planned = file.jobs_of(slug)
     cells = [expansion.by_id[name] for name in dict.fromkeys(job.cell for job in planned) if name in expansion.by_id]
     suites = tuple(dict.fromkeys(job.suite for job in planned))
-    there = {job.id: job for job in plan_jobs(expansion.matrix, cells, suites)}
-    if lost := [job.id for job in planned if job.id not in there]:
-        msg = f"{found.path} has the job {lost[0]}, and {expansion.matrix.path.name} has no such job here."
+    available = {job.id: job for job in plan_jobs(expansion.matrix, cells, suites)}
+    if missing := [job.id for job in planned if job.id not in available]:
+        msg = f"The job {missing[0]} of {file.path} does not exist in {expansion.matrix.path.name}."
         raise UsageError(msg, remedy="Check out the same commit on all machines.")
-    return tuple(there[job.id] for job in planned)
+    return tuple(available[job.id] for job in planned)

@@ -1,4 +1,4 @@
-"""Plans the machines of a CI, as GitHub's job matrix too."""
+"""Plans the machines of a CI, and renders the plan as GitHub's job matrix."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from allranks.protocol.xml_text import clipped
 from allranks.runner.durations import Durations
 from allranks.runner.machines.packs import Division, Pack, divide_jobs
 from allranks.runner.machines.plan_file import plan_document, reference, write_plan
-from allranks.runner.results_folder import announced, facts_of, fresh_manifest
+from allranks.runner.results_folder import facts_of, new_manifest, with_planned_jobs
 
 LARGEST_OUTPUT: Final = 1 << 19
 """Characters: GitHub takes 1 MiB of outputs from a job, and counts two bytes for each character
 (https://docs.github.com/actions/reference/workflows-and-actions/workflow-syntax#jobsjob_idoutputs)."""
 
-LONGEST_WORDS: Final = 80
-"""Most characters of an entry's description, its name in the list of a workflow's jobs."""
+LONGEST_DESCRIPTION: Final = 80
+"""Most characters of an entry's description, which is part of the name of a workflow's job."""
 
 
 def render_entries(document: Mapping[str, Any], division: Division, jobs: Sequence[Job]) -> str:
@@ -30,8 +30,8 @@ def render_entries(document: Mapping[str, Any], division: Division, jobs: Sequen
     entries = [_entry(document, pack, [jobs[number] for number in pack.jobs]) for pack in division.packs]
     text = json.dumps({"include": entries}, separators=(",", ":"))
     if len(text) > LARGEST_OUTPUT:
-        what = f"The job matrix has {len(text):,} characters, and GitHub takes {LARGEST_OUTPUT:,} from a job."
-        raise UsageError(what, remedy="Give the runners shorter labels, or allow fewer entries: --max-entries")
+        what = f"The job matrix has {len(text):,} characters, over GitHub's limit of {LARGEST_OUTPUT:,}."
+        raise UsageError(what, remedy="Use shorter labels of runners, or fewer entries: --max-entries")
     return text
 
 
@@ -46,30 +46,29 @@ def _entry(document: Mapping[str, Any], pack: Pack, jobs: Sequence[Job]) -> dict
         "timeout_minutes": pack.job_minutes,
         "step_timeout_minutes": pack.step_minutes,
         "limit_seconds": 60 * pack.run_minutes,
-        "cells": in_words(jobs),
+        "cells": describe(jobs),
         "gpus": pack.gpus,
         "seconds": round(pack.seconds, 1),
         "jobs": len(jobs),
     }
 
 
-def in_words(jobs: Sequence[Job]) -> str:
-    """A description of some jobs: their cell if they share one, else how many cells there are."""
+def describe(jobs: Sequence[Job]) -> str:
+    """A short description of the jobs of an entry."""
     cells = list(dict.fromkeys(job.cell.id for job in jobs))
-    words = f"{len(cells)} cells, {cells[0]} to {cells[-1]}" if len(cells) > 1 else _of_one_cell(jobs)
-    return clipped(words, LONGEST_WORDS)
-
-
-def _of_one_cell(jobs: Sequence[Job]) -> str:
-    return jobs[0].id if len(jobs) == 1 else f"{jobs[0].cell.id}, {len(jobs)} suites"
+    if len(cells) > 1:
+        text = f"{len(cells)} cells, {cells[0]} to {cells[-1]}"
+    else:
+        text = jobs[0].id if len(jobs) == 1 else f"{cells[0]}, {len(jobs)} suites"
+    return clipped(text, LONGEST_DESCRIPTION)
 
 
 def render_notes(division: Division) -> list[str]:
-    """A summary of the packing, as lines."""
+    """A summary of the packs, as lines."""
     jobs, entries = sum(len(pack.jobs) for pack in division.packs), counted(len(division.packs), "entry", "entries")
     lines = [f"{counted(jobs, 'job')} in {entries} of the job matrix"]
     if division.guessed:
-        lines.append(f"{counted(division.guessed, 'job')} of these were never measured: what they take is a guess")
+        lines.append(f"{counted(division.guessed, 'job')} of these were never measured: their durations are estimates")
     for group in division.groups:
         least, most = min(pack.seconds for pack in group), max(pack.seconds for pack in group)
         where, jobs = group[0].rule.runs_on, sum(len(pack.jobs) for pack in group)
@@ -85,26 +84,26 @@ def _minutes(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """The command line's options for a plan of machines."""
+    """The options of a plan of machines."""
 
     run_id: str
     pytest_args: tuple[str, ...]
     durations: Durations
-    most: int  # entries, each of them a machine
-    minutes: int  # the intended work of a machine
-    plan_file: Path | None  # where the plan is written; None for nowhere
+    most: int  # the maximum number of entries, one for each machine
+    minutes: int  # the intended duration of a machine's work
+    plan_file: Path | None  # where the plan is written, if anywhere
 
 
 def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOptions) -> tuple[str, list[str]]:
     """Write the plan file; return the job matrix for GitHub Actions, and a summary as lines.
 
     Raises:
-        MatrixError: A runner has an engine that is unknown here.
-        UsageError: The jobs cannot be divided so, or the file cannot be written.
+        MatrixError: A runner has an unknown engine.
+        UsageError: The jobs cannot be divided, or the file cannot be written.
     """
-    _refuse_unknown_engines(expansion.matrix)
+    _check_engines(expansion.matrix)
     division = divide_jobs(expansion.matrix, jobs, options.durations, most=options.most, minutes=options.minutes)
-    manifest = announced(fresh_manifest(options.run_id, facts_of(expansion), None), jobs, options.pytest_args)
+    manifest = with_planned_jobs(new_manifest(options.run_id, facts_of(expansion), None), jobs, options.pytest_args)
     document = plan_document(manifest, expansion.matrix, division.packs, options.durations)
     entries = render_entries(document, division, jobs)
     if options.plan_file:
@@ -112,8 +111,8 @@ def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOption
     return entries, render_notes(division)
 
 
-def _refuse_unknown_engines(matrix: Matrix) -> None:
-    """Refuse a runner whose engine does not exist, before a machine starts for nothing."""
+def _check_engines(matrix: Matrix) -> None:
+    """Reject unknown engines before a machine starts."""
     known = (AUTO, *engine_names())
     for rule in matrix.runners:
         if rule.engine is not None and rule.engine not in known:

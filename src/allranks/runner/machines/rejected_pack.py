@@ -1,7 +1,7 @@
-"""What a machine leaves of a pack that it cannot run: a record of each job, with the reason.
+"""Records the error of a machine that cannot run its pack as the result of each of the pack's jobs.
 
-The records are those of attempts that failed before they had an engine. A later attempt answers for them, as it does
-for any failure of the infrastructure.
+The records are those of attempts that failed before they had an engine. A later attempt replaces them, as it does any
+infrastructure error.
 """
 
 import re
@@ -16,9 +16,9 @@ from allranks.errors import AllranksError, ExitCode, as_bug
 from allranks.report.merging import merge
 from allranks.report.run_files import JobError, JobRecord, Manifest, PlannedJob, as_json
 from allranks.runner.attempt_runner import INTERRUPTED
-from allranks.runner.machines.plan_file import pack_called, read_plan
+from allranks.runner.machines.plan_file import find_pack, read_plan
 from allranks.runner.results_folder import (
-    OthersJobError,
+    JobTakenError,
     as_results_error,
     change_manifest,
     has_begun,
@@ -27,21 +27,26 @@ from allranks.runner.results_folder import (
 )
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.+@-]*", re.ASCII)
-"""The names of runs, cells and suites: a plan that this machine has not compared with its matrix may hold any text."""
+"""Valid names of runs, cells and suites: a plan that was not compared with the matrix may contain any text."""
 
 
-def recording_refusal(command: Callable[[], ExitCode], results: Path, plan_file: Path, pack: str | None) -> ExitCode:
+def recording_rejection(command: Callable[[], ExitCode], results: Path, plan_file: Path, pack: str | None) -> ExitCode:
     """Run a command; record an error or an interrupt as the result of each job of a pack that has not begun.
 
-    What another process runs is left alone, and so is everything if the plan cannot be read. Without a pack, all of the
-    plan's are meant. The command's errors pass.
+    Nothing is recorded if the plan cannot be read, or for jobs of another process.
+
+    Args:
+        command: The command; its exceptions are raised again.
+        results: The folder of all runs.
+        plan_file: The plan.
+        pack: The pack; None for all packs of the plan.
     """
     try:
         code = command()
-    except OthersJobError:
+    except JobTakenError:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        with suppress(Exception):  # nothing may hide the error itself
+        with suppress(Exception):  # it must not hide the error itself
             _record(results, plan_file, pack, _reason(error))
         raise
     if code is ExitCode.INTERRUPTED:
@@ -57,19 +62,20 @@ def _reason(error: BaseException) -> JobError:
 
 
 def _record(results: Path, plan_file: Path, pack: str | None, why: JobError) -> None:
-    found = read_plan(plan_file)
-    plan, own = found.manifest, found.jobs_of(None if pack is None else pack_called(found, pack).slug)
+    file = read_plan(plan_file)
+    plan, own = file.manifest, file.jobs_of(None if pack is None else find_pack(file, pack).slug)
     names = {plan.run_id, *(name for job in own for name in job.place)}
     if not all(map(_NAME.fullmatch, names)):
         return
 
-    def with_jobs(there: Manifest | None) -> Manifest:
-        began = there or replace(plan, cells={}, jobs=())
+    def add_jobs(manifest: Manifest | None) -> Manifest:
+        before = manifest or replace(plan, cells={}, jobs=())
         cells = {job.cell: plan.cells[job.cell] for job in own}
-        more = [job for job in own if job.place not in {each.place for each in began.jobs}]
-        return replace(began, cells={**cells, **began.cells}, jobs=(*began.jobs, *more))
+        known = {job.place for job in before.jobs}
+        new = [job for job in own if job.place not in known]
+        return replace(before, cells={**cells, **before.cells}, jobs=(*before.jobs, *new))
 
-    manifest = change_manifest(results, plan.run_id, with_jobs)
+    manifest = change_manifest(results, plan.run_id, add_jobs)
     folder = results / plan.run_id
     for job in own:
         _record_job(folder / "cells" / job.cell / job.suite, job, manifest, why)

@@ -1,9 +1,9 @@
-"""Sick GPUs of a host: what the driver reports, and a quarantine of those that did not compute.
+"""Unhealthy GPUs of a host: those that the driver reports, and a quarantine of those that failed jobs' checks.
 
-The quarantine is a file for each GPU beside its lease. A job's own check of its GPUs is made in its container, with its
-torch, so one failure may be the image's: too little memory, another user of the GPU, a torch of a fork's author. A GPU
-that fails in two runs, with no success between them, is in quarantine until a person removes the file, or the host is
-restarted: the folder of locks is in memory.
+The quarantine has a file for each GPU, next to its lease. A job checks its GPUs in its container, with its torch, so a
+single failure may have another cause: too little memory, another process on the GPU, or a torch from a fork. A GPU
+that fails in two runs, with no success in between, is in quarantine until someone removes the file, or the host
+restarts: the folder of locks is in memory.
 """
 
 import json
@@ -19,20 +19,22 @@ from allranks.ownership import lock_folder, open_lock
 if TYPE_CHECKING:
     from allranks.engines.gpus import Inventory
 
-SICK_REMEDY: Final = "Reset or replace it (nvidia-smi -q, dmesg); or leave it out: --gpus, CUDA_VISIBLE_DEVICES."
+UNHEALTHY_REMEDY: Final = (
+    "Reset or replace the GPU (see nvidia-smi -q and dmesg), or exclude it with --gpus or CUDA_VISIBLE_DEVICES."
+)
 
-_PREFIX: Final = "sick-"
+_PREFIX: Final = "unhealthy-"
 _STRIKES: Final = 2
 
 
-def sick_gpus(inventory: "Inventory") -> dict[str, str]:
-    """The GPUs of an inventory that no job should get, each with the reason."""
+def unhealthy_gpus(inventory: "Inventory") -> dict[str, str]:
+    """The unhealthy GPUs of an inventory, each with the reason."""
     troubles = {gpu: inventory.troubles[gpu] for gpu in inventory.gpus if gpu in inventory.troubles}
     return {**quarantined(inventory.gpus), **troubles}
 
 
 def report_failures(run_id: str, failures: Mapping[str, str]) -> None:
-    """Record which GPUs did not compute in a run, each with the reason."""
+    """Record the GPUs that failed the check of a run, each with the reason."""
     for gpu, why in failures.items():
         runs = list(dict.fromkeys((*_read(quarantine_file(gpu))[0], run_id)))
         descriptor = open_lock(quarantine_file(gpu))
@@ -43,20 +45,22 @@ def report_failures(run_id: str, failures: Mapping[str, str]) -> None:
 
 
 def report_successes(gpus: Iterable[str]) -> None:
-    """Forget the failures of GPUs that have computed since."""
+    """Forget earlier failures of GPUs that have passed the check."""
     for path in map(quarantine_file, gpus):
         with suppress(OSError):
             os.truncate(path, 0)  # only its owner could remove it
 
 
 def quarantined(gpus: Iterable[str]) -> dict[str, str]:
-    """Those of the GPUs that are in quarantine, each with the reason and the way out."""
-    found = {gpu: (path, _read(path)) for gpu in gpus for path in [quarantine_file(gpu)]}
-    return {
-        gpu: f"it did not compute in the runs {' and '.join(runs[-_STRIKES:])} ({why}). `rm {path}` ends this"
-        for gpu, (path, (runs, why)) in found.items()
-        if len(runs) >= _STRIKES
-    }
+    """The GPUs that are in quarantine, each with the reason and how to end the quarantine."""
+    found = {}
+    for gpu in gpus:
+        path = quarantine_file(gpu)
+        runs, why = _read(path)
+        if len(runs) >= _STRIKES:
+            names = " and ".join(runs[-_STRIKES:])
+            found[gpu] = f"it failed the check in the runs {names} ({why}). To use it again: `rm {path}`"
+    return found
 
 
 def quarantine_file(gpu: str) -> Path:
@@ -66,7 +70,7 @@ def quarantine_file(gpu: str) -> Path:
 
 def _read(path: Path) -> tuple[list[str], str]:
     try:
-        said = json.loads(path.read_bytes())
-        return list(map(str, said["runs"])), str(said["why"])
+        fields = json.loads(path.read_bytes())
+        return list(map(str, fields["runs"])), str(fields["why"])
     except (OSError, ValueError, TypeError, KeyError):
         return [], ""

@@ -1,4 +1,4 @@
-"""The line for GPUs, with processes that really compete, stop and die."""
+"""The GPU queue, with real processes that compete, stop and die."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from allranks.runner import gpu_leases
-from allranks.runner.gpu_leases import claimed, count_free, stand_in_line, try_lease
+from allranks.runner.gpu_leases import claimed, count_free, enqueue, try_lease
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))
 LIMIT = 60.0
 
 pytestmark = pytest.mark.usefixtures("locks")
 
-# Leases `count` GPUs again and again, as a run does: what it cannot have it stands in line for.
+# Leases `count` GPUs repeatedly, like a run; if they are not available, it joins the queue.
 COMPETITOR = """
 import json, os, sys, time
 from pathlib import Path
@@ -34,16 +34,16 @@ def note(what):
     os.write(book, (json.dumps([time.monotonic_ns(), name, what, os.getpid()]) + "\\n").encode())
 
 def wait_for_lease():
-    ticket = None
-    while (lease := gpu_leases.try_lease(gpus, count, None, ticket)) is None:
-        if ticket is None:
-            ticket = gpu_leases.stand_in_line(gpus)
+    entry = None
+    while (lease := gpu_leases.try_lease(gpus, count, None, entry)) is None:
+        if entry is None:
+            entry = gpu_leases.enqueue(gpus)
             note("waits")
-        ticket.touch()
+        entry.touch()
         time.sleep(0.002)
     note("has")
-    if ticket:
-        ticket.leave()
+    if entry:
+        entry.leave()
     return lease
 
 print("ready", flush=True)
@@ -51,7 +51,7 @@ sys.stdin.readline()
 for _ in range(rounds):
     with wait_for_lease() as lease:
         for gpu in lease.gpus:
-            # Fails when somebody else is in there: the kernel makes it for one process alone.
+            # Fails if another process holds it: the kernel creates it exclusively.
             os.close(os.open(folder.parent / f"in-{gpu}", os.O_CREAT | os.O_EXCL))
         time.sleep(0.02)  # its job
         for gpu in lease.gpus:
@@ -64,17 +64,17 @@ from pathlib import Path
 from allranks.runner import gpu_leases
 
 gpu_leases.lock_folder = lambda: Path(sys.argv[1])
-ticket = gpu_leases.stand_in_line(["GPU-0"])
+entry = gpu_leases.enqueue(["GPU-0"])
 print("waits", flush=True)
 while True:
-    ticket.touch()
+    entry.touch()
     time.sleep(0.01)
 """
 
 
 @pytest.fixture
 def compete(locks):
-    """Runs competitors ``(name, count, rounds)`` at the same time, and gives what they have written down."""
+    """Runs competitors ``(name, count, rounds)`` concurrently, and returns their log."""
 
     def run(*competitors):
         with ExitStack() as stack:
@@ -102,7 +102,7 @@ def compete(locks):
 
 
 def overtaken_by(book, name):
-    """For each time that somebody waited: how many of the others got their GPUs meanwhile."""
+    """For each wait, the number of leases that others got meanwhile."""
     counts, waits = [], None
     for _, who, what, _ in book:
         if who == name and what == "waits":
@@ -115,15 +115,15 @@ def overtaken_by(book, name):
     return counts
 
 
-def test_who_needs_all_gpus_has_its_turn_after_as_many_small_jobs_as_there_are_other_runs(compete):
+def test_a_run_that_needs_all_gpus_waits_for_at_most_one_job_of_each_other_run(compete):
     small = [(f"small-{number}", 1, 40) for number in range(5)]
     found = overtaken_by(compete(("large", 4, 3), *small), "large")
-    # Each of the others may have looked at the line the moment before.
+    # Each of the others may have read the queue just before.
     assert found
     assert max(found) <= len(small)
 
 
-def test_two_that_need_all_gpus_take_turns(compete):
+def test_two_runs_that_need_all_gpus_take_turns(compete):
     book = compete(("one", 4, 15), ("two", 4, 15), ("small", 1, 15))
     for name in ("one", "two"):
         assert [what for _, who, what, _ in book if who == name].count("has") == 15
@@ -146,22 +146,22 @@ def wait_until(is_so):
 
 
 @pytest.mark.usefixtures("waiter")
-def test_what_somebody_waits_for_is_left_to_them():
+def test_gpus_of_an_earlier_entry_are_not_leased():
     assert claimed() == {"GPU-0"}
     assert (count_free(GPUS), try_lease(GPUS[:1], 1)) == (3, None)
     with try_lease(GPUS, 3) as lease:
         assert lease.gpus == GPUS[1:]
 
 
-def test_the_line_ends_with_the_life_of_who_waits(waiter, locks):
+def test_the_entry_of_a_dead_run_is_ignored(waiter, locks):
     waiter.kill()
     waiter.wait()
     assert claimed() == frozenset()
-    assert list(locks.glob("line-*")) == []
+    assert list(locks.glob("queue-*")) == []
 
 
-def test_who_is_stopped_holds_nobody_up_and_has_its_place_again_when_it_goes_on(waiter, monkeypatch):
-    monkeypatch.setattr(gpu_leases, "PATIENCE", 0.2)
+def test_a_suspended_run_blocks_no_other_and_keeps_its_position(waiter, monkeypatch):
+    monkeypatch.setattr(gpu_leases, "ENTRY_TIMEOUT", 0.2)
     wait_until(lambda: claimed() == {"GPU-0"})
     os.kill(waiter.pid, signal.SIGSTOP)
     wait_until(lambda: claimed() == frozenset())
@@ -171,31 +171,31 @@ def test_who_is_stopped_holds_nobody_up_and_has_its_place_again_when_it_goes_on(
     wait_until(lambda: claimed() == {"GPU-0"})
 
 
-def test_who_came_first_goes_first(locks):
-    first, second = stand_in_line(GPUS[:2]), stand_in_line(GPUS[1:])
+def test_the_queue_is_first_in_first_out(locks):
+    first, second = enqueue(GPUS[:2]), enqueue(GPUS[1:])
     assert (claimed(first), claimed(second), claimed()) == (frozenset(), {*GPUS[:2]}, {*GPUS})
-    with try_lease(GPUS, 4, ticket=first) as lease:
+    with try_lease(GPUS, 4, entry=first) as lease:
         assert lease is not None
-    assert try_lease(GPUS, 3, ticket=second) is None
+    assert try_lease(GPUS, 3, entry=second) is None
     first.leave()
-    with try_lease(GPUS, 3, ticket=second) as lease:
+    with try_lease(GPUS, 3, entry=second) as lease:
         assert lease is not None
     second.leave()
-    assert list(locks.glob("line-*")) == []
+    assert list(locks.glob("queue-*")) == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"gpus": 3}'])
-def test_a_ticket_that_says_nothing_claims_nothing(text):
-    ticket = stand_in_line(GPUS)
-    ticket.path.write_text(text)
-    ticket.touch()
+def test_an_entry_without_gpus_claims_nothing(text):
+    entry = enqueue(GPUS)
+    entry.path.write_text(text)
+    entry.touch()
     assert claimed() == frozenset()
-    ticket.leave()
+    entry.leave()
 
 
 @pytest.mark.usefixtures("waiter")
-def test_looking_at_the_line_keeps_no_file_open():
+def test_reading_the_queue_leaves_no_file_open():
     before = set(Path("/proc/self/fd").iterdir())
     claimed()
-    stand_in_line(GPUS).leave()
+    enqueue(GPUS).leave()
     assert set(Path("/proc/self/fd").iterdir()) == before

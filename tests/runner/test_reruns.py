@@ -1,4 +1,4 @@
-"""What of a job runs again: after a failure, when a run is gone on with, and what is left of a run that ends early."""
+"""Which tests of a job run again after a failure, in a resumed run, and after a run that was stopped."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from allranks.protocol.records import Collected, CollectionFailed
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.merging import merge
 from allranks.report.run_files import JudgingPolicy, Manifest
-from allranks.runner.earlier_runs import earlier_run, setting_of
+from allranks.runner.earlier_runs import earlier_run, verdict_policy_of
 from allranks.runner.results_folder import open_run
-from allranks.runner.retry_policy import WHOLE, Again, newest_attempt, to_run_again
+from allranks.runner.retry_policy import WHOLE_JOB, JobSelection, newest_attempt, select_rerun
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -27,18 +27,21 @@ ALL = {GOOD: "passed", BAD: "failed", FLAKY: "failed"}
 
 
 def interrupt():
-    """As a person's Ctrl-C."""
+    """Simulate Ctrl-C."""
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def says(outcomes):
-    """What an agent reports of tests that end so on their one rank."""
-    ends = [replace(PASSED, nodeid=nodeid) if each == "passed" else failed(nodeid) for nodeid, each in outcomes.items()]
+    """The records of tests with these outcomes on their single rank."""
+    ends = [
+        replace(PASSED, nodeid=nodeid) if outcome == "passed" else failed(nodeid)
+        for nodeid, outcome in outcomes.items()
+    ]
     return (Collected(tests=tuple(outcomes)), *ends, FINISHED)
 
 
 def rank_xml(outcomes):
-    """What another program left of the one rank of such a job."""
+    """The XML of the single rank of such a job, as another program writes it."""
     cases = "".join(
         f'<testcase classname="t" name="{nodeid[-4:]}"><properties><property name="allranks.nodeid" value="{nodeid}"/>'
         f"</properties>{'' if outcome == 'passed' else '<failure>no</failure>'}</testcase>"
@@ -49,7 +52,7 @@ def rank_xml(outcomes):
 
 @pytest.fixture
 def play(engine):
-    """Has the attempts at a cell's job end so, one after the other; None for never."""
+    """Scripts the outcomes of successive attempts at a cell's job; None for an endless one."""
 
     def play(cell, *attempts):
         script = iter(attempts)
@@ -72,10 +75,10 @@ def play(engine):
 
 @pytest.fixture
 def left_of(make_folder, matrix):
-    """What of a job is left to do, by what lies in the run's folder."""
+    """The selection of a job for a rerun, from the run's folder."""
 
-    def left_of(job, wanted):
-        return to_run_again(newest_attempt(make_folder([job]).path, job), setting_of(matrix), wanted)
+    def left_of(job, scope):
+        return select_rerun(newest_attempt(make_folder([job]).path, job), verdict_policy_of(matrix), scope)
 
     return left_of
 
@@ -88,7 +91,7 @@ def attempt(make_folder, pair):
 
 @pytest.fixture
 def done(make_folder, jobs):
-    """The merged run: each test's kind of verdict, and the attempts before in which it went wrong."""
+    """The merged run: each test's kind of verdict, and the earlier attempts in which it failed."""
 
     def done(cell=ONE):
         found = []
@@ -99,27 +102,27 @@ def done(make_folder, jobs):
     return done
 
 
-def test_only_what_failed_is_tried_again_and_the_rest_counts_as_it_was(dispatcher, engine, play, pair, done):
+def test_only_failed_tests_are_retried_and_others_keep_their_results(dispatcher, engine, play, pair, done):
     play(ONE, ALL, {BAD: "failed", FLAKY: "passed"})
     dispatcher(pair[:1], retries=1).run(pair[:1])
     assert engine.specs[ONE][0].agent.only == (BAD, FLAKY)
     assert done() == {GOOD: ("passed", []), BAD: ("failure", [1]), FLAKY: ("passed", [1])}
 
 
-def test_each_retry_goes_on_with_the_one_before(dispatcher, engine, play, pair, done):
+def test_each_retry_is_based_on_the_previous_attempt(dispatcher, engine, play, pair, done):
     play(ONE, ALL, {BAD: "failed", FLAKY: "passed"}, {BAD: "passed"})
     dispatcher(pair[:1], retries=2).run(pair[:1])
     assert engine.specs[ONE][0].agent.only == (BAD,)
     assert done() == {GOOD: ("passed", []), BAD: ("passed", [1, 2]), FLAKY: ("passed", [1])}
 
 
-def test_a_job_that_is_good_is_not_tried_again(dispatcher, engine, play, pair):
+def test_a_passed_job_is_not_retried(dispatcher, engine, play, pair):
     play(ONE, {GOOD: "passed"})
     dispatcher(pair[:1], retries=3).run(pair[:1])
     assert engine.log.count(f"start {ONE}") == 1
 
 
-def test_infrastructure_has_retries_of_its_own_and_runs_all_of_the_job(dispatcher, engine, play, pair, done):
+def test_infrastructure_errors_have_their_own_retries_of_the_whole_job(dispatcher, engine, play, pair, done):
     play(ONE, EngineError("Lost."), ALL, {BAD: "passed", FLAKY: "passed"})
     dispatcher(pair[:1], retries=1).run(pair[:1])
     assert engine.log.count(f"start {ONE}") == 3
@@ -133,13 +136,13 @@ def test_without_retries_nothing_is_judged_before_the_run_is_over(dispatcher, en
 
 
 @pytest.mark.parametrize("cores", [1, 8])
-def test_fail_fast_ends_what_runs_and_says_of_the_rest_why_it_did_not(dispatcher, play, pair, records, cores):
+def test_fail_fast_stops_running_jobs_and_records_the_reason(dispatcher, play, pair, records, cores):
     play(ONE, ALL)
     play(TWO, None)
     dispatcher(pair, fail_fast=True, cores=cores).run(pair)
     errors = {cell: record["error"] for cell, record in records().items()}
     assert (errors[ONE], errors[TWO]["kind"]) == (None, "stopped")
-    assert f"{ONE}/tiny was not good" in errors[TWO]["what"]
+    assert f"{ONE}/tiny failed" in errors[TWO]["what"]
 
 
 def test_fail_fast_waits_for_retries(dispatcher, play, pair, records):
@@ -148,36 +151,36 @@ def test_fail_fast_waits_for_retries(dispatcher, play, pair, records):
     assert records()[TWO]["error"] is None
 
 
-def test_a_run_that_ended_early_is_gone_on_with(dispatcher, play, pair, tmp_path):
+def test_an_unfinished_run_is_resumed(dispatcher, play, pair, tmp_path):
     play(ONE, ALL)
     dispatcher(pair, fail_fast=True, most=1).run(pair)
     earlier = earlier_run(tmp_path / "results", None)
-    left = earlier.left(pair, "failed")
-    assert left[pair[0].id] == Again(tests=(BAD, FLAKY), base=1)
-    assert set(left) - {pair[0].id} == set(earlier.left(pair, "missing"))
+    left = earlier.remaining(pair, "failed")
+    assert left[pair[0].id] == JobSelection(tests=(BAD, FLAKY), base=1)
+    assert set(left) - {pair[0].id} == set(earlier.remaining(pair, "missing"))
 
 
-def test_what_is_left_of_a_job_is_all_that_runs(dispatcher, play, pair, done):
+def test_only_the_selected_tests_of_a_job_run(dispatcher, play, pair, done):
     play(ONE, ALL)
     dispatcher(pair[:1]).run(pair[:1])
     play(ONE, {FLAKY: "passed"})
-    dispatcher(pair[:1]).run(pair[:1], {pair[0].id: Again(tests=(FLAKY,), base=1)})
+    dispatcher(pair[:1]).run(pair[:1], {pair[0].id: JobSelection(tests=(FLAKY,), base=1)})
     assert done() == {GOOD: ("passed", []), BAD: ("failure", []), FLAKY: ("passed", [1])}
 
 
-def test_a_gone_base_is_an_error(dispatcher, play, pair, done):
+def test_a_missing_base_attempt_is_an_error(dispatcher, play, pair, done):
     play(ONE, ALL)
-    dispatcher(pair[:1]).run(pair[:1], {pair[0].id: Again(tests=(FLAKY,), base=7)})
+    dispatcher(pair[:1]).run(pair[:1], {pair[0].id: JobSelection(tests=(FLAKY,), base=7)})
     assert done()["allranks::job"][0] == "error"
 
 
-def test_jobs_that_never_began_are_stopped_ones_also_when_a_run_is_gone_on_with(dispatcher, play, pair, records):
+def test_jobs_that_never_began_are_stopped_even_in_a_resumed_run(dispatcher, play, pair, records):
     play(ONE, ALL)
-    dispatcher(pair, fail_fast=True, most=1).run(pair, {job.id: WHOLE for job in pair})
+    dispatcher(pair, fail_fast=True, most=1).run(pair, {job.id: WHOLE_JOB for job in pair})
     assert records()[TWO]["error"]["kind"] == "stopped"
 
 
-def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(dispatcher, engine, pair, records):
+def test_a_collection_error_is_kept_when_the_run_is_stopped(dispatcher, engine, pair, records):
     broken = CollectionFailed(nodeid="t.py", text="SyntaxError")
     engine.records[ONE] = (broken, COLLECTED, FINISHED)
     engine.endless.add(ONE)
@@ -187,88 +190,88 @@ def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(dispatcher, e
     assert records()[ONE]["error"]["kind"] == "collection"
 
 
-def test_a_folder_of_another_name_is_not_gone_on_with(tmp_path, pair):
+def test_a_renamed_folder_is_not_resumed(tmp_path, pair):
     folder = open_run(tmp_path, "r1", pair, Manifest(run_id=""), 7)
     folder.path.rename(tmp_path / "copy")
-    with pytest.raises(UsageError, match="holds the run r1 under another name"):
+    with pytest.raises(UsageError, match="is a renamed folder of the run r1"):
         earlier_run(tmp_path, "copy")
 
 
-def test_a_run_goes_on_with_the_policy_that_it_began_with(tmp_path, pair):
+def test_a_resumed_run_keeps_its_policy(tmp_path, pair):
     open_run(tmp_path, "r1", pair, Manifest(run_id="", policy=JudgingPolicy(skip="pass", mixed_skip=("x",))), 7)
-    assert earlier_run(tmp_path, "r1").setting == VerdictPolicy(skip="pass", mixed_skip=("x",))
+    assert earlier_run(tmp_path, "r1").policy == VerdictPolicy(skip="pass", mixed_skip=("x",))
 
 
 ENDED = {"schema": 2, "world_size": 1, "collected": list(ALL), "error": None}
 ONE_MORE = [*ALL, "t::new"]
-FAILED, NEW = Again(tests=(BAD, FLAKY), base=1), Again(tests=("t::new",), base=1)
+FAILED, NEW = JobSelection(tests=(BAD, FLAKY), base=1), JobSelection(tests=("t::new",), base=1)
 
 
 @pytest.mark.parametrize(
     ("record", "failed", "missing"),
     [
         (ENDED, FAILED, None),
-        ({**ENDED, "error": {"kind": "agent", "what": "died"}}, WHOLE, WHOLE),
-        ({**ENDED, "error": {"kind": "infrastructure", "what": "lost"}}, WHOLE, WHOLE),
-        ({**ENDED, "error": {"kind": "collection", "what": "no"}}, WHOLE, None),
-        ({**ENDED, "collected": None, "error": {"kind": "collection", "what": "no"}}, WHOLE, None),
-        ({**ENDED, "collected": ONE_MORE, "error": {"kind": "collection", "what": "no"}}, WHOLE, WHOLE),
+        ({**ENDED, "error": {"kind": "agent", "what": "died"}}, WHOLE_JOB, WHOLE_JOB),
+        ({**ENDED, "error": {"kind": "infrastructure", "what": "lost"}}, WHOLE_JOB, WHOLE_JOB),
+        ({**ENDED, "error": {"kind": "collection", "what": "no"}}, WHOLE_JOB, None),
+        ({**ENDED, "collected": None, "error": {"kind": "collection", "what": "no"}}, WHOLE_JOB, None),
+        ({**ENDED, "collected": ONE_MORE, "error": {"kind": "collection", "what": "no"}}, WHOLE_JOB, WHOLE_JOB),
         ({**ENDED, "collected": ONE_MORE, "error": {"kind": "interrupted", "what": "Ctrl-C"}}, None, NEW),
-        ({**ENDED, "error": {"kind": "stopped", "what": "-x"}}, FAILED, WHOLE),
+        ({**ENDED, "error": {"kind": "stopped", "what": "-x"}}, FAILED, WHOLE_JOB),
         ({**ENDED, "collected": ONE_MORE, "not_run": ["t::new"]}, None, NEW),
-        ({**ENDED, "collected": None, "error": {"kind": "interrupted", "what": "Ctrl-C"}}, WHOLE, WHOLE),
-        ({}, WHOLE, WHOLE),
-        (None, WHOLE, WHOLE),
+        ({**ENDED, "collected": None, "error": {"kind": "interrupted", "what": "Ctrl-C"}}, WHOLE_JOB, WHOLE_JOB),
+        ({}, WHOLE_JOB, WHOLE_JOB),
+        (None, WHOLE_JOB, WHOLE_JOB),
     ],
 )
-def test_what_is_left_goes_by_how_the_job_ended(attempt, left_of, record, failed, missing):
+def test_the_selection_depends_on_how_the_job_ended(attempt, left_of, record, failed, missing):
     job, folder = attempt
     (folder / "rank-0.xml").write_text(rank_xml(ALL))
     if record is not None:
         (folder / "job.json").write_text(json.dumps(record))
-    everything_bad = Again(tests=(BAD, FLAKY, "t::new"), base=1)
+    everything_bad = JobSelection(tests=(BAD, FLAKY, "t::new"), base=1)
     assert left_of(job, "failed") == (failed or everything_bad)
     assert left_of(job, "missing") == missing
 
 
-def test_a_test_that_the_attempt_which_continued_the_job_left_out_is_still_to_run(attempt, left_of, make_folder, pair):
+def test_a_test_that_a_rerun_did_not_run_still_has_to_run(attempt, left_of, make_folder, pair):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps({**ENDED, "collected": ONE_MORE, "not_run": ["t::new"]}))
     (folder / "rank-0.xml").write_text(rank_xml(ALL))
     _, second = make_folder(pair).new_attempt(job)
     (second / "job.json").write_text(json.dumps({**ENDED, "attempt": 2, "continues": 1, "collected": [BAD]}))
     (second / "rank-0.xml").write_text(rank_xml({BAD: "passed"}))
-    assert left_of(job, "missing") == Again(tests=("t::new",), base=2)
-    assert left_of(job, "failed") == Again(tests=(FLAKY, "t::new"), base=2)
+    assert left_of(job, "missing") == JobSelection(tests=("t::new",), base=2)
+    assert left_of(job, "failed") == JobSelection(tests=(FLAKY, "t::new"), base=2)
 
 
 def test_a_job_that_collected_nothing_runs_again(attempt, left_of):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps({**ENDED, "collected": []}))
-    assert left_of(job, "failed") is WHOLE
+    assert left_of(job, "failed") is WHOLE_JOB
 
 
 @pytest.mark.parametrize("text", ["<testsuites><testsuite><testcase", "not XML"])
-def test_a_job_whose_files_are_broken_runs_whole(attempt, left_of, text):
+def test_a_job_with_broken_files_runs_as_a_whole(attempt, left_of, text):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps(ENDED))
     (folder / "rank-0.xml").write_text(text)
-    assert left_of(job, "missing") is WHOLE
+    assert left_of(job, "missing") is WHOLE_JOB
 
 
-def test_a_job_whose_files_contradict_each_other_runs_whole(attempt, left_of):
+def test_a_job_with_contradictory_files_runs_as_a_whole(attempt, left_of):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps(ENDED))
     (folder / "rank-0.xml").write_text(rank_xml(ALL))
     (folder / "rank-00.xml").write_text(rank_xml({**ALL, BAD: "passed"}))
-    assert left_of(job, "failed") is WHOLE
+    assert left_of(job, "failed") is WHOLE_JOB
 
 
-def test_a_job_that_was_never_begun_runs_whole(pair, left_of):
-    assert left_of(pair[0], "missing") is WHOLE
+def test_a_job_that_never_began_runs_as_a_whole(pair, left_of):
+    assert left_of(pair[0], "missing") is WHOLE_JOB
 
 
-def test_the_number_of_an_attempt_is_above_all_that_were(make_folder, pair):
+def test_a_new_attempt_has_the_highest_number(make_folder, pair):
     folder = make_folder(pair)
     for _ in range(2):
         folder.new_attempt(pair[0])
@@ -276,23 +279,23 @@ def test_the_number_of_an_attempt_is_above_all_that_were(make_folder, pair):
     assert folder.new_attempt(pair[0])[0] == 3
 
 
-def test_a_run_says_what_it_had_planned_and_with_which_arguments(tmp_path, jobs):
+def test_a_resumed_run_has_its_planned_jobs_and_arguments(tmp_path, jobs):
     one, two = jobs[ONE], jobs[TWO]
     open_run(tmp_path, "r1", [one], Manifest(run_id=""), 7, ("-k", "x"))
     open_run(tmp_path, "r1", [one, two], Manifest(run_id=""), 7)
     earlier = earlier_run(tmp_path, "r1")
-    assert earlier.own(list(jobs.values())) == [one, two]
+    assert earlier.planned(list(jobs.values())) == [one, two]
     assert earlier.arguments_of([one], ()) == earlier.arguments_of([one], ("-k", "x")) == ("-k", "x")
     assert earlier.arguments_of([two], ()) == ()
     with pytest.raises(UsageError, match="different pytest arguments"):
         earlier.arguments_of([one, two], ())
     with pytest.raises(UsageError, match="had other pytest arguments: -k x"):
         earlier.arguments_of([one], ("-k", "y"))
-    with pytest.raises(UsageError, match=f"had planned {TWO}/tiny, which the matrix no longer has"):
-        earlier.refuse_lost([one])
+    with pytest.raises(UsageError, match=f"planned {TWO}/tiny, which is no longer in the matrix"):
+        earlier.check_complete([one])
 
 
-def test_a_run_that_still_goes_on_is_left_alone(tmp_path, pair):
+def test_a_living_run_is_not_resumed(tmp_path, pair):
     open_run(tmp_path, "r1", pair, Manifest(run_id=""), 7)
     with own_run("r1"), pytest.raises(UsageError, match="has not ended yet"):
         earlier_run(tmp_path, None)
@@ -301,7 +304,7 @@ def test_a_run_that_still_goes_on_is_left_alone(tmp_path, pair):
 @pytest.mark.parametrize(
     ("text", "message"), [(None, "There is no run"), ("{", "cannot be read"), ("[]", "cannot be read")]
 )
-def test_a_plan_that_cannot_be_read_is_said(tmp_path, text, message):
+def test_an_unreadable_manifest_is_an_error(tmp_path, text, message):
     (tmp_path / "latest").mkdir()
     if text:
         (tmp_path / "latest/run.json").write_text(text)
@@ -309,12 +312,12 @@ def test_a_plan_that_cannot_be_read_is_said(tmp_path, text, message):
         earlier_run(tmp_path, None)
 
 
-def test_shuffled_jobs_have_an_order_of_their_own(dispatcher, engine, jobs):
-    wanted = [job for job in jobs.values() if not job.cell.gpu_count]
+def test_the_order_of_shuffled_jobs_depends_on_the_seed(dispatcher, engine, jobs):
+    scope = [job for job in jobs.values() if not job.cell.gpu_count]
     begun = []
     for seed in range(6):
         engine.log.clear()
-        dispatcher(wanted, most=1, shuffle=seed).run(wanted)
+        dispatcher(scope, most=1, shuffle=seed).run(scope)
         begun.append(tuple(line for line in engine.log if line.startswith("go")))
     assert len(set(begun)) == 2
     assert {engine.specs[cell][0].agent.shuffle for cell in engine.specs} == {5}

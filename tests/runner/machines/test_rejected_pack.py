@@ -1,4 +1,4 @@
-"""What a machine that cannot run its pack leaves, and what a merge of all machines makes of it."""
+"""The records of a machine that cannot run its pack, and the merged report."""
 
 import json
 import shutil
@@ -10,15 +10,15 @@ from allranks.matrix.jobs import plan
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
 from allranks.runner.machines.planning import PlanOptions, plan_machines
-from allranks.runner.machines.refused_pack import recording_refusal
-from allranks.runner.results_folder import OthersJobError, has_begun
+from allranks.runner.machines.rejected_pack import recording_rejection
+from allranks.runner.results_folder import JobTakenError, has_begun
 
-SICK = DeviceError("There are 2 GPUs too few.", why="No driver.", remedy="Install one.")
+TOO_FEW_GPUS = DeviceError("There are 2 GPUs too few.", why="No driver.", remedy="Install one.")
 
 
 @pytest.fixture
 def plan_file(expansion, tmp_path):
-    """A plan of the run r1 for machines without GPUs and some with two."""
+    """A plan of the run r1 for machines without GPUs and machines with two."""
     path = tmp_path / "plan.json"
     jobs = plan(expansion.matrix, expansion.cells)
     plan_machines(expansion, jobs, PlanOptions(
@@ -28,23 +28,23 @@ def plan_file(expansion, tmp_path):
 
 
 @pytest.fixture
-def refuse(plan_file, tmp_path):
-    """Have a machine fail; the folder that it leaves among those that are gathered."""
+def reject(plan_file, tmp_path):
+    """Make a machine fail; return its results folder."""
 
-    def fail(error=SICK, pack="cuda-g2-1of1", place="gpu"):
+    def fail(error=TOO_FEW_GPUS, pack="cuda-g2-1of1", name="gpu"):
         def command():
             raise error
 
         with pytest.raises(type(error)):
-            recording_refusal(command, tmp_path / place, plan_file, pack)
-        return tmp_path / place / "r1"
+            recording_rejection(command, tmp_path / name, plan_file, pack)
+        return tmp_path / name / "r1"
 
     return fail
 
 
 @pytest.fixture
 def gather(plan_file, tmp_path):
-    """Merge what machines have left, under the plan."""
+    """Merge the results of machines under the plan."""
 
     def merged(*folders):
         gathered = tmp_path / "gathered"
@@ -67,7 +67,7 @@ def first_attempts(folder):
 
 
 def good_results(folder, *, started):
-    """Have the pack that left its refusal in a folder pass instead, at this time."""
+    """Replace the errors in a folder by passed attempts that started at this time."""
     for path in folder.rglob("job.json"):
         record = json.loads(path.read_text())
         record |= {"error": None, "engine": "process", "collected": ["t::a"], "started": started}
@@ -85,15 +85,15 @@ def code_of(merged):
 @pytest.mark.parametrize(
     ("error", "kind", "code"),
     [
-        (SICK, "infrastructure", ExitCode.INFRASTRUCTURE),
+        (TOO_FEW_GPUS, "infrastructure", ExitCode.INFRASTRUCTURE),
         (UsageError("Another version."), "usage", ExitCode.USAGE),
         (KeyboardInterrupt(), "interrupted", ExitCode.INTERRUPTED),
         (ZeroDivisionError("oh"), "infrastructure", ExitCode.INFRASTRUCTURE),
     ],
     ids=["a device", "a request", "an interrupt", "a bug"],
 )
-def test_each_job_of_the_pack_has_the_reason_and_its_exit_code(refuse, error, kind, code):
-    folder = refuse(error)
+def test_each_job_of_the_pack_has_the_error_and_its_exit_code(reject, error, kind, code):
+    folder = reject(error)
     jobs = json.loads((folder / "run.json").read_text())["jobs"]
     assert {record["id"] for record in records_in(folder)} == {job["id"] for job in jobs} == first_attempts(folder)
     assert {record["error"]["kind"] for record in records_in(folder)} == {kind}
@@ -101,60 +101,60 @@ def test_each_job_of_the_pack_has_the_reason_and_its_exit_code(refuse, error, ki
     assert code_of(merge(folder, environ={})) == code
 
 
-def test_a_run_that_was_interrupted_has_that_as_the_result_of_what_had_not_begun(refuse, plan_file, tmp_path):
-    job = next(refuse().glob("cells/*/*"))
+def test_an_interrupt_is_the_result_of_jobs_that_had_not_begun(reject, plan_file, tmp_path):
+    job = next(reject().glob("cells/*/*"))
     (job / "attempt-1" / "job.json").unlink()
-    code = recording_refusal(lambda: ExitCode.INTERRUPTED, tmp_path / "gpu", plan_file, "cuda-g2-1of1")
+    code = recording_rejection(lambda: ExitCode.INTERRUPTED, tmp_path / "gpu", plan_file, "cuda-g2-1of1")
     assert code is ExitCode.INTERRUPTED
     newest = [record for record in records_in(tmp_path / "gpu") if record["attempt"] == 2]
     assert {record["error"]["kind"] for record in newest} == {"interrupted"}
     assert len(newest) == len(first_attempts(tmp_path / "gpu" / "r1")) - 1
 
 
-def test_the_merge_leads_with_the_reason_and_names_the_pack(refuse, gather):
-    merged = gather(refuse())
+def test_the_report_leads_with_the_error_and_names_the_pack(reject, gather):
+    merged = gather(reject())
     assert code_of(merged) == ExitCode.INFRASTRUCTURE
-    refused, lost = merged.failures
-    assert refused.message == "There are 2 GPUs too few."
-    assert refused.extent.endswith("; pack cuda-g2-1of1")
-    assert refused.traceback == ("No driver.", "Install one.")
+    rejected, lost = merged.failures
+    assert rejected.message == "There are 2 GPUs too few."
+    assert rejected.extent.endswith("; pack cuda-g2-1of1")
+    assert rejected.traceback == ("No driver.", "Install one.")
     assert "left no results" in lost.message
-    assert lost.alike >= refused.alike
+    assert lost.alike >= rejected.alike
     assert lost.extent.endswith("; pack cpu-g0-1of1")
 
 
-def test_what_has_begun_is_left_alone(refuse):
-    folder = refuse()
+def test_jobs_that_have_begun_are_not_changed(reject):
+    folder = reject()
     job = next(folder.glob("cells/*/*"))
     (job / "attempt-1" / "job.json").unlink()
-    refuse()
+    reject()
     assert [path.name for path in job.iterdir()] == ["attempt-1"]
     assert has_begun(job)
 
 
-def test_a_machine_that_fails_twice_tells_the_second_reason(refuse, gather):
-    refuse()
-    merged = gather(refuse(UsageError("Another version.")))
+def test_a_machine_that_fails_twice_reports_the_second_error(reject, gather):
+    reject()
+    merged = gather(reject(UsageError("Another version.")))
     assert merged.failures[0].message == "Another version."
 
 
-def test_a_later_attempt_answers_for_a_refused_one(refuse, gather):
-    refused, cpu = refuse(), good_results(refuse(pack="cpu-g0-1of1", place="cpu"), started=5e9)
-    assert code_of(gather(refused, cpu)) == ExitCode.INFRASTRUCTURE
-    good = good_results(refuse(place="again"), started=5e9)
-    merged = gather(refused, cpu, good)
+def test_a_later_attempt_replaces_a_rejected_one(reject, gather):
+    rejected, cpu = reject(), good_results(reject(pack="cpu-g0-1of1", name="cpu"), started=5e9)
+    assert code_of(gather(rejected, cpu)) == ExitCode.INFRASTRUCTURE
+    good = good_results(reject(name="again"), started=5e9)
+    merged = gather(rejected, cpu, good)
     assert (code_of(merged), merged.counts.bad, merged.counts.flaky) == (ExitCode.OK, 0, 0)
 
 
-def test_an_earlier_good_attempt_does_not_answer_for_a_refused_one(refuse, gather):
-    good = good_results(refuse(place="first"), started=1e9)
-    cpu = good_results(refuse(pack="cpu-g0-1of1", place="cpu"), started=1e9)
+def test_an_earlier_passed_attempt_does_not_replace_a_rejected_one(reject, gather):
+    good = good_results(reject(name="first"), started=1e9)
+    cpu = good_results(reject(pack="cpu-g0-1of1", name="cpu"), started=1e9)
     assert code_of(gather(cpu, good)) == ExitCode.OK
-    assert code_of(gather(cpu, good, refuse())) == ExitCode.INFRASTRUCTURE
+    assert code_of(gather(cpu, good, reject())) == ExitCode.INFRASTRUCTURE
 
 
-def test_a_job_of_another_process_keeps_its_results(refuse):
-    assert not refuse(OthersJobError("It is being run.")).exists()
+def test_a_job_of_another_process_keeps_its_results(reject):
+    assert not reject(JobTakenError("It is being run.")).exists()
 
 
 @pytest.mark.parametrize("change", [
@@ -163,16 +163,16 @@ def test_a_job_of_another_process_keeps_its_results(refuse):
     lambda plan: plan.update(run_id="../evil"),
     lambda plan: plan.update(packs=[]),
 ])  # fmt: skip
-def test_a_plan_that_says_anything_writes_nowhere_else(refuse, plan_file, tmp_path, monkeypatch, change):
+def test_names_in_a_plan_cannot_lead_out_of_the_results_folder(reject, plan_file, tmp_path, monkeypatch, change):
     document = json.loads(plan_file.read_text())
     change(document)
     plan_file.write_text(json.dumps(document))
     digest = document["plan"]["digest"]
     monkeypatch.setattr("allranks.runner.machines.plan_file._digest", lambda _document: digest)
-    refuse(pack=None)
+    reject(pack=None)
     assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
 
 
-def test_a_plan_that_cannot_be_read_hides_nothing(refuse, plan_file):
+def test_an_unreadable_plan_does_not_hide_the_error(reject, plan_file):
     plan_file.write_text("{")
-    assert not refuse().exists()
+    assert not reject().exists()
