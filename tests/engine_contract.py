@@ -288,7 +288,7 @@ class EngineContract:
     def test_a_job_told_to_end_while_somebody_waits_for_it_ends_soon(self, engine: Engine, endless: JobSpec) -> None:
         """Its earlier reports are kept."""
         with engine.start(endless) as job:
-            heard = HeardOnce(lambda: threading.Thread(target=job.hang_up).start())
+            heard = HeardOnce(lambda: threading.Thread(target=job.request_stop).start())
             job.go()
             assert not job.wait(heard).timed_out
         assert heard.first(Interrupted)

@@ -20,7 +20,7 @@ class Told:
         self.has_ended = False
         self.reading, self.writing = os.pipe()
         self.descriptors = [self.reading]
-        self.has_hung_up = False
+        self.is_stop_requested = False
 
     def hear(self, _ready):
         if os.read(self.reading, 1) == b".":
@@ -31,8 +31,8 @@ class Told:
     def go(self):
         pass
 
-    def hang_up(self):
-        self.has_hung_up = True
+    def request_stop(self):
+        self.is_stop_requested = True
 
     def resume(self):
         pass
@@ -78,4 +78,4 @@ def test_a_job_that_does_not_end_in_its_time_is_told_to(agent, monkeypatch):
     job.go()
     assert job.wait(lambda _node, _record: None).timed_out
     job.close()
-    assert agent.has_hung_up
+    assert agent.is_stop_requested

@@ -104,7 +104,7 @@ class ScriptedJob:
     cell: str
     told: threading.Event = field(default_factory=threading.Event)
 
-    def hang_up(self):
+    def request_stop(self):
         self.told.set()
 
     def go(self):

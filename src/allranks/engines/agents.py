@@ -186,7 +186,7 @@ class Agent(Protocol):
     def go(self) -> None:
         """Give it its turn; do nothing if it has ended already."""
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         """Ask it to end its ranks and itself; idempotent."""
 
     def resume(self) -> None:
@@ -226,9 +226,9 @@ class JobOfAgents(Generic[A]):
         """Seconds on a clock that pauses while this process is stopped, or its machine sleeps."""
         return time.monotonic() - self._held_up
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         self._deadline = min(self._deadline, self._now() + STOP_GRACE)
-        self._leader.hang_up()
+        self._leader.request_stop()
         os.eventfd_write(self._bell, 1)  # the reading thread has a new deadline
 
     def wait(self, sink: RecordSink) -> JobExit:
@@ -259,7 +259,7 @@ class JobOfAgents(Generic[A]):
 
     def _stop(self, agents: Sequence[A], sink: RecordSink) -> None:
         for agent in agents:
-            agent.hang_up()
+            agent.request_stop()
             if agent is not self._leader:
                 agent.resume()
         deadline = self._now() + STOP_GRACE

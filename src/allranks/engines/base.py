@@ -331,7 +331,7 @@ class RunningJob(Protocol):
             EngineError: The engine lost the job.
         """
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         """End the job soon, so that :meth:`wait` returns; from any thread, while another one waits."""
 
     def stop(self) -> None:

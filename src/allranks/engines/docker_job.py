@@ -113,7 +113,7 @@ class Container:
             # The container has ended already; `exit` reports how.
             return
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         # A container init whose input has ended stays for a minute, any other until its files have been fetched.
         if self.keeps_files:
             return

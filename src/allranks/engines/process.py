@@ -199,7 +199,7 @@ class _Agent:
         with suppress(BrokenPipeError):  # it has ended already; `wait` reports how
             os.write(self._stdin.fileno(), b"go\n")
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         self._stdin.close()
 
     def resume(self) -> None:

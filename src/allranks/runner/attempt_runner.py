@@ -103,7 +103,7 @@ class JobAttempt:
         with self._lock:
             self.cancelled = why
             if self.running is not None:
-                self.running.hang_up()
+                self.running.request_stop()
         self._may_run.set()
 
     def break_off(self, why: JobError) -> None:
@@ -111,14 +111,14 @@ class JobAttempt:
         with self._lock:
             self.fault = why
             if self.running is not None:
-                self.running.hang_up()
+                self.running.request_stop()
 
     def attach(self, running: RunningJob) -> None:
         """Note that the engine has started the job."""
         with self._lock:
             self.running = running
             if self.cancelled:
-                running.hang_up()
+                running.request_stop()
 
     def detach(self) -> None:
         """Note that the engine removes the job: from now on, :meth:`cancel` must not touch it."""

@@ -250,7 +250,7 @@ def test_a_job_that_never_began_is_cancelled_by_its_own_thread(tmp_path):
     queue = CancellingQueue(tmp_path)
     spec = SimpleNamespace(agent=SimpleNamespace(nodes=1), resources=SimpleNamespace(seconds=9.0))
     job = SharedFolderJob(Allocation(queue, tmp_path, "1"), spec)
-    job.hang_up()
+    job.request_stop()
     assert queue.cancels == 0  # its caller has a hundred of them to end
     job.wait(lambda _node, _told: None)
     job.stop()

@@ -240,9 +240,9 @@ class _NodeAgent:
     def go(self) -> None:
         self._allocation.go()
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         if not self.has_ended:
-            self._allocation.hang_up()
+            self._allocation.request_stop()
 
     def resume(self) -> None:
         """See :meth:`allranks.engines.agents.Agent.resume`: its supervisor cannot be stopped from here."""
@@ -323,7 +323,7 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
             self._ended_by = self._allocation.cause(self._leader.ended)
         super()._stop_all(sink)
         if is_first and self._allocation.placed is None:
-            # Not in hang_up(), whose caller ends all jobs: without a controller each call takes seconds to fail.
+            # Not in request_stop(), whose caller ends all jobs: without a controller each call takes seconds to fail.
             self._allocation.cancel()
         if is_first and not (self._ended_by or is_ours):
             self._ended_by = self._cause_on_nodes()
