@@ -427,7 +427,7 @@ def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_oth
         {"Id": "id-c", "Labels": {**has_not, **here}},
         {"Id": "id-d", "Labels": {**has, HOST_LABEL: "other", LOCKS_LABEL: "other"}},
     ]
-    engine_of(client).vacate(("GPU-b",))
+    engine_of(client).evict(("GPU-b",))
     assert client.calls[0][2]["label"] == ["allranks=1", "allranks.gpus"]
     assert [call[1] for call in client.calls if call[0] == "remove"] == ["id-a", "id-b"]
 
@@ -438,7 +438,7 @@ def test_a_gpu_that_a_dead_runs_container_does_not_let_go_is_an_error(fake, make
     labels = {**make_spec(image="i", gpus=("a",)).labels, HOST_LABEL: docker_objects.host_id()}
     client.listed = [{"Id": "id", "Names": ["/allranks-dead"], "Labels": labels}]
     with pytest.raises(EngineError, match="allranks-dead of a dead run still has a GPU"):
-        engine_of(client).vacate(("a",))
+        engine_of(client).evict(("a",))
     assert client.names.count("remove") > 1
 
 

@@ -94,8 +94,8 @@ class ScriptedEngine(StandIn):
         if self.no_leases is not None:
             raise self.no_leases
 
-    def vacate(self, gpus):
-        self.log.append(f"vacate {','.join(gpus)}")
+    def evict(self, gpus):
+        self.log.append(f"evict {','.join(gpus)}")
 
 
 @dataclass

@@ -222,10 +222,10 @@ def test_an_image_that_takes_longer_than_its_limit_is_an_error_that_names_it(mat
 @pytest.mark.usefixtures("daemon")
 def test_processes_that_lease_a_gpu_see_to_it_that_no_container_still_has_it(matrix, lines, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GPUS", "0")
-    vacated = []
-    monkeypatch.setattr(DockerEngine, "vacate", lambda _, gpus: vacated.append(gpus))
-    choose_host("process", matrix, lines).vacate(("0",))
-    assert vacated == [("0",)]
+    evicted = []
+    monkeypatch.setattr(DockerEngine, "evict", lambda _, gpus: evicted.append(gpus))
+    choose_host("process", matrix, lines).evict(("0",))
+    assert evicted == [("0",)]
 
 
 @pytest.mark.usefixtures("daemon")

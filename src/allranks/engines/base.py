@@ -451,7 +451,7 @@ class Engine(ABC):
             EngineError: They do not.
         """
 
-    def vacate(self, gpus: Sequence[str]) -> None:  # noqa: B027 - for most engines a lease is enough
+    def evict(self, gpus: Sequence[str]) -> None:  # noqa: B027 - for most engines a lease is enough
         """Remove what still uses one of these GPUs: the lease is ours, so its owner has died, or lost track of it.
 
         Raises:

@@ -102,8 +102,8 @@ class DockerEngine(Engine):
         """Remove what dead runs have left, unfinished builds of images too."""
         return self._objects.clean_up(is_dry_run=is_dry_run)
 
-    def vacate(self, gpus: Sequence[str]) -> None:
-        self._objects.vacate(gpus)
+    def evict(self, gpus: Sequence[str]) -> None:
+        self._objects.evict(gpus)
 
     def check_leases(self) -> None:
         """Check that this process sees the locks of all runs on the daemon's host.

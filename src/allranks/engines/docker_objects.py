@@ -134,7 +134,7 @@ class DaemonObjects:
     def _remove_container(self, container: str) -> None:
         self._client.remove_container(container, v=True, force=True)
 
-    def vacate(self, gpus: Sequence[str]) -> None:
+    def evict(self, gpus: Sequence[str]) -> None:
         """Remove the containers of dead runs that have one of these GPUs: containers hold no lease."""
         deadline = time.monotonic() + _VACATED_WITHIN
         while left := self._using(gpus):

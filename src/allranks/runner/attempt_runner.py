@@ -233,7 +233,7 @@ class AttemptRunner:
                 raise made
             if lease.gpus:
                 # If their last owner was killed, its container may still use them.
-                self.host.vacate(lease.gpus)
+                self.host.evict(lease.gpus)
             attempt.spec = self._spec(attempt, made)
         except AllranksError as error:
             attempt.error = JobError.from_exception(error)

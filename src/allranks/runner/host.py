@@ -37,16 +37,16 @@ class Host:
     inventory: Inventory = _NO_GPUS
     other_engines: tuple[Engine, ...] = ()  # further engines whose runs may have used the GPUs
 
-    def vacate(self, gpus: Sequence[str]) -> None:
+    def evict(self, gpus: Sequence[str]) -> None:
         """Remove everything else that uses GPUs that have just been leased.
 
         Raises:
             EngineError: The engine cannot find out what uses them.
         """
-        self.engine.vacate(gpus)
+        self.engine.evict(gpus)
         for engine in self.other_engines:
             with suppress(EngineError):  # it has nothing to do with this run
-                engine.vacate(gpus)
+                engine.evict(gpus)
 
     @property
     def room(self) -> Capacity:
