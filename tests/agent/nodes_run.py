@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent_run import AgentRun
 
-from allranks.engines.agents import arrange_meeting, bring_home
+from allranks.engines.agents import arrange_meeting, collect_results
 
 
 class Storied(AgentRun):
@@ -56,7 +56,7 @@ class NodesRun(Storied):
         """Put the results of both into one folder, as the engine and the run do."""
         self.home.mkdir()
         with contextlib.suppress(FileNotFoundError):
-            bring_home([self.results, self.follower.results], self.home)
+            collect_results([self.results, self.follower.results], self.home)
         self.results = self.home
         return self
 

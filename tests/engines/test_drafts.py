@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from allranks.engines import agents
-from allranks.engines.agents import bring_home
+from allranks.engines.agents import collect_results
 from allranks.engines.archive import unpack
 from allranks.engines.intake import draft_of
 
@@ -41,7 +41,7 @@ def test_a_full_disk_cuts_nothing_that_a_copied_folder_brings_anew(home, tmp_pat
     (tmp_path / "results" / "events-agent.jsonl").write_text("own")
     monkeypatch.setattr(agents, "_pieces", fails)
     with pytest.raises(OSError, match="No space left"):
-        bring_home([tmp_path / "results"], home)
+        collect_results([tmp_path / "results"], home)
     assert {path.name: path.read_text() for path in home.iterdir()} == {"events-agent.jsonl": "heard"}
 
 

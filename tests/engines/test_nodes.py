@@ -13,7 +13,7 @@ import pytest
 
 from allranks.engines import intake
 from allranks.engines import process as engine_process
-from allranks.engines.agents import arrange_meeting, bring_home, gpus_of, name_of
+from allranks.engines.agents import arrange_meeting, collect_results, gpus_of, name_of
 from allranks.engines.base import JobExit, NodeExit
 from allranks.engines.package import package_folder
 from allranks.engines.process import ProcessEngine, environment, remove_tree
@@ -121,7 +121,7 @@ def test_files_of_agents_get_their_nodes_number_and_those_of_ranks_keep_their_na
         {"agent.log": "0", "events-agent.jsonl": "0", "rank-0.log": "0"},
         {"agent.log": "1", "events-agent.jsonl": "1", "rank-1.log": "1", "deep/er": "1"},
     )
-    bring_home(sources, home)
+    collect_results(sources, home)
     assert content(home) == {
         "agent.log": "0", "events-agent.jsonl": "0", "rank-0.log": "0",
         "agent-1.log": "1", "events-agent-1.jsonl": "1", "rank-1.log": "1", "deep/er": "1",
@@ -130,7 +130,7 @@ def test_files_of_agents_get_their_nodes_number_and_those_of_ranks_keep_their_na
 
 def test_a_followers_pytest_cache_stays_behind(folders):
     sources, home = folders({f"{PYTEST_CACHE}/v": "0"}, {f"{PYTEST_CACHE}/v": "1"})
-    bring_home(sources, home)
+    collect_results(sources, home)
     assert content(home) == {f"{PYTEST_CACHE}/v": "0"}
 
 
@@ -139,7 +139,7 @@ def test_a_folder_that_is_gone_is_an_error_and_keeps_nothing_else_back(folders, 
     sources, home = folders({"agent.log": "0"}, {"agent.log": "1"})
     shutil.rmtree(sources[missing])
     with pytest.raises(OSError, match=f"node-{missing}"):
-        bring_home(sources, home)
+        collect_results(sources, home)
     assert list(content(home)) == [["agent-1.log"], ["agent.log"]][missing]
 
 
@@ -156,7 +156,7 @@ def test_links_are_not_followed_and_what_would_block_is_not_opened(folders, tmp_
     os.mkfifo(source / "sub" / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(source / "socket"))
-        bring_home([source], home)
+        collect_results([source], home)
     assert content(home) == {"agent.log": "0", "sub/kept": "1"}
 
 
@@ -165,7 +165,7 @@ def test_a_results_folder_that_became_a_link_is_none(folders, tmp_path):
     source.rename(tmp_path / "elsewhere")
     source.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="no folder"):
-        bring_home([source], home)
+        collect_results([source], home)
     assert content(home) == {}
 
 
@@ -180,7 +180,7 @@ def test_a_file_that_becomes_a_pipe_while_it_is_copied_is_left_alone(folders, mo
         return real(path, *arguments)
 
     monkeypatch.setattr(os, "open", swap)
-    bring_home([source], home)
+    collect_results([source], home)
     assert content(home) == {"b": "1"}
 
 
@@ -195,7 +195,7 @@ def test_a_file_that_grows_while_it_is_copied_is_copied_up_to_what_it_had(folder
         return found
 
     monkeypatch.setattr(os, "fstat", grow)
-    bring_home([source], home)
+    collect_results([source], home)
     assert content(home) == {"log": "12345"}
 
 
@@ -204,14 +204,14 @@ def test_a_sparse_file_counts_by_its_length_and_what_fits_is_there(folders):
     with (source / "big").open("wb") as big:
         big.truncate(3 << 40)
     with pytest.raises(EngineError, match=r"exceed the limit of 512 MiB: 'big' \(3,072 GiB\) left out"):
-        bring_home([source], home)
+        collect_results([source], home)
     assert content(home) == {"agent.log": "0", "zzz": "1"}
 
 
 def test_the_limit_is_one_for_all_nodes(folders):
     sources, home = folders({"rank-0.log": "0" * 60}, {"rank-1.log": "1" * 60, "tiny": "1"})
     with pytest.raises(EngineError, match=r"exceed the limit of 100 bytes: 'rank-1\.log'"):
-        bring_home(sources, home, 50)
+        collect_results(sources, home, 50)
     assert content(home) == {"rank-0.log": "0" * 60, "tiny": "1"}
 
 
@@ -220,7 +220,7 @@ def test_folders_are_entered_to_a_limit_and_what_is_below_is_told(folders):
     deep = source.joinpath(*("e" * 34))
     deep.mkdir(parents=True)
     with pytest.raises(EngineError, match="deeper than 32"):
-        bring_home([source], home)
+        collect_results([source], home)
     assert content(home) == {"agent.log": "0", f"{'d/' * 32}file": "1"}
 
 
@@ -232,7 +232,7 @@ def test_folders_deeper_than_any_path_end_nothing(folders, monkeypatch):
         os.chdir("deep")
     try:
         with pytest.raises(EngineError, match="deeper than 32"):
-            bring_home([source], home)
+            collect_results([source], home)
     finally:
         remove_tree(source)
     assert not source.exists()
@@ -243,7 +243,7 @@ def test_files_are_counted_and_those_beyond_the_limit_are_told(folders, monkeypa
     monkeypatch.setattr(intake, "MOST_ENTRIES", 3)
     [source], home = folders({name: name for name in "abcdef"})
     with pytest.raises(EngineError, match="more than 3 files and folders"):
-        bring_home([source], home)
+        collect_results([source], home)
     assert content(home) == {name: name for name in "abc"}
 
 
@@ -252,7 +252,7 @@ def test_names_that_the_host_writes_itself_never_come_from_a_job(folders, name):
     [source], home = folders({name: "forged", "sub/job.json": "kept"})
     (home / "job.json").write_text("own")
     with pytest.raises(EngineError, match=f"allranks itself writes: '{name.removesuffix('/y')}' .* left out"):
-        bring_home([source], home)
+        collect_results([source], home)
     assert content(home) == {"job.json": "own", "sub/job.json": "kept"}
 
 

@@ -88,7 +88,7 @@ def gpus_of(node: int, gpus: Sequence[str], nodes: int) -> tuple[str, ...]:
     return tuple(gpus[place] for place in share_of(node, total=len(gpus), nodes=nodes))
 
 
-def bring_home(folders: Sequence[Path], results: Path, each: int = RESULTS_BYTES) -> None:
+def collect_results(folders: Sequence[Path], results: Path, each: int = RESULTS_BYTES) -> None:
     """Put the results of all nodes into one folder: only regular files, without following links.
 
     Ranks are numbered over all nodes, so their files have unique names; an agent's files get its node's number. The

@@ -18,7 +18,7 @@ from docker.errors import APIError, NotFound
 from allranks.agent.linux import signal_name
 from allranks.engines import agents
 from allranks.engines.agent_output import STDOUT, Damage, FrameReader, RecordReader
-from allranks.engines.agents import JobOfAgents, bring_home
+from allranks.engines.agents import JobOfAgents, collect_results
 from allranks.engines.archive import unpack
 from allranks.engines.base import NodeExit
 from allranks.engines.docker_requests import ROOT, own_folder
@@ -311,7 +311,7 @@ class DockerJob(JobOfAgents[Container]):
         with TemporaryDirectory(prefix=".nodes-", dir=results) as scratch:
             folders = [Path(scratch, f"node-{node}") for node, _ in enumerate(self._agents)]
             errors = [error for node, folder in enumerate(folders) if (error := self._unpack(node, folder))]
-            bring_home(folders, results)
+            collect_results(folders, results)
         if errors:
             raise errors[0]
 
@@ -320,7 +320,7 @@ class DockerJob(JobOfAgents[Container]):
         try:
             with closing(self._archive_of(node)) as pieces:
                 unpack(pieces, folder)
-        except NotFound:  # `bring_home` misses the folder
+        except NotFound:  # `collect_results` misses the folder
             return None
         except (EngineError, tarfile.TarError) as error:
             return error

@@ -18,7 +18,7 @@ from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.agent.evidence import read, remove_tree
 from allranks.agent.linux import is_readable, processes, signal_group, signal_pidfd, variables_of
 from allranks.engines.agent_output import Damage, RecordReader
-from allranks.engines.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, bring_home, gpus_of
+from allranks.engines.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, collect_results, gpus_of
 from allranks.engines.archive import copy_files
 from allranks.engines.base import (
     Engine,
@@ -238,7 +238,7 @@ class ProcessJob(JobOfAgents[_Agent]):
 
     def collect(self, results: Path) -> None:
         try:
-            bring_home([agent.folder / "results" for agent in self._agents], results)
+            collect_results([agent.folder / "results" for agent in self._agents], results)
         except OSError as error:
             msg = f"The results of a job could not be copied to {results}."
             raise EngineError(msg, why=str(error), remedy="Check the folder's permissions and free space.") from error

@@ -21,7 +21,7 @@ from typing import Final
 from allranks.agent.evidence import open_start, read, remove_tree
 from allranks.agent.linux import Timer
 from allranks.engines.agent_output import Damage, RecordReader
-from allranks.engines.agents import JobOfAgents, bring_home, make_token
+from allranks.engines.agents import JobOfAgents, collect_results, make_token
 from allranks.engines.archive import copy_files
 from allranks.engines.base import JobExit, JobSpec, NodeExit, Placement, RecordSink
 from allranks.engines.process import environment
@@ -350,7 +350,7 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
 
         def bring() -> None:
             if leader.ended is not None or not files.is_gone(leader.folder):  # else its end tells so
-                bring_home(folders, results)
+                collect_results(folders, results)
 
         try:
             self._allocation.calls.ask(bring, seconds)
