@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from allranks.interruption import RunInterrupted, deaf, interruptible, put_off, uninterrupted
+from allranks.interruption import RunInterrupted, block_signals, defer_signal, ignore_signals, interruptible
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -31,9 +31,9 @@ def ignored(number):
 
 
 def test_an_ignored_signal_stays_ignored(ignored):
-    with interruptible(), uninterrupted():
+    with interruptible(), block_signals():
         signal.raise_signal(ignored)
-    with interruptible(), deaf(), interruptible():
+    with interruptible(), ignore_signals(), interruptible():
         signal.raise_signal(ignored)
     assert signal.getsignal(ignored) is signal.SIG_IGN
 
@@ -152,7 +152,7 @@ def test_handlers_are_as_before_afterwards():
 
 def test_an_interrupt_waits_until_things_are_put_away():
     def put_away():
-        with interruptible(), uninterrupted():
+        with interruptible(), block_signals():
             signal.raise_signal(signal.SIGINT)
             done.append(True)
 
@@ -178,7 +178,7 @@ def put_away_under(send):
     done = []
 
     def put_away():
-        with interruptible(), uninterrupted():
+        with interruptible(), block_signals():
             send()
             time.sleep(0.1)  # here Python runs the handler of what any thread was told
             done.append(True)
@@ -199,21 +199,21 @@ def test_an_interrupt_to_the_process_waits_whoever_takes_it(number):
 
 def test_what_was_held_back_before_is_held_back_after_it(number):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-    with uninterrupted():
+    with block_signals():
         pass
     assert number in signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_a_signal_that_is_not_held_back_is_not_put_off(number):
-    assert not put_off(number)
+    assert not defer_signal(number)
 
 
 def test_a_signal_that_is_held_back_is_put_off_until_it_no_longer_is(number):
     told = []
     before = signal.signal(number, lambda *_: told.append(number))
     try:
-        with uninterrupted():
-            assert put_off(number)
+        with block_signals():
+            assert defer_signal(number)
             assert told == []
         assert told == [number]
     finally:

@@ -33,7 +33,7 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Block the signals until the context ends, so that clean-up runs to completion."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
@@ -54,7 +54,7 @@ def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
     """
 
     def interrupt(told: int, _frame: FrameType | None) -> None:
-        if put_off(told):
+        if defer_signal(told):
             return
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -92,7 +92,7 @@ def _is_in(function: Callable[..., object]) -> bool:
     return frame is not None
 
 
-def put_off(number: int) -> bool:
+def defer_signal(number: int) -> bool:
     """For a handler: return True if this thread blocks the signal, which is then pending again until it is unblocked.
 
     Signals are sent to a process: while the main thread blocks one, any other thread may take it, even a library's,
@@ -105,7 +105,7 @@ def put_off(number: int) -> bool:
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
+def ignore_signals() -> Iterator[None]:
     """Ignore the signals: how the command ends is settled, and only its last acts are left."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
     try:

@@ -42,7 +42,7 @@ from allranks.images.leftovers import (
     reference_of,
     unjudged_builders,
 )
-from allranks.interruption import uninterrupted
+from allranks.interruption import block_signals
 from allranks.ownership import (
     GPUS_LABEL,
     HOST_LABEL,
@@ -109,7 +109,7 @@ class DaemonObjects:
     def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
         request = network_request(spec, self._owner)
         # After a signal the daemon would still make the network, and no process would remove it.
-        with as_engine_error(f"The network of {spec.job_id} could not be made."), uninterrupted():
+        with as_engine_error(f"The network of {spec.job_id} could not be made."), block_signals():
             with _undone_without_answer(partial(self._client.remove_network, request["name"])):
                 made = self._client.create_network(**request)
             stack.callback(_insist, partial(self._clear_network, made["Id"]))
@@ -118,7 +118,7 @@ class DaemonObjects:
         request = creation_request(spec, self._owner, code_bytes, self._daemon)
         name, title = container_name(spec), container_title(spec)
         host_config = self._client.create_host_config(**request.pop("host_config"))
-        with as_engine_error(f"{title} could not be started."), uninterrupted():
+        with as_engine_error(f"{title} could not be started."), block_signals():
             with _undone_without_answer(partial(self._remove_container, name)):
                 made = self._client.create_container(**request, name=name, host_config=host_config)
             stack.callback(_insist, partial(self._remove_container, made["Id"]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from allranks.errors import ImageError
 from allranks.images.daemon import Progress, find, pull, reported
-from allranks.interruption import uninterrupted
+from allranks.interruption import block_signals
 from allranks.matrix.model import Image
 from allranks.ownership import image_lock, shared
 from allranks.user_cache import keep, made_cache_folder
@@ -153,7 +153,7 @@ def _ask(client: DockerClient, base: Base) -> str:
     labels = {"allranks": "1", LABEL: builder_of(question)}
     # A process that dies here leaves a container of no run: it is removed with the remains of builds.
     with shared(image_lock(question)), reported(what, remedy=remedy):
-        with uninterrupted():
+        with block_signals():
             container = client.containers.create(
                 base.id, [_PROBE], entrypoint=["python3", "-c"], network_mode="none", labels=labels
             )

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from allranks.agent.collect.selection import drawn
-from allranks.interruption import uninterrupted
+from allranks.interruption import block_signals
 from allranks.matrix.model import Job
 from allranks.report.run_files import JobError
 from allranks.runner.attempt_runner import AttemptRunner, Environment, JobAttempt
@@ -170,7 +170,7 @@ class Dispatcher:
             self._waiting.remove(task)
             attempt.thread = threading.Thread(target=self._see_through, args=(attempt,), name=job.id)
             # Threads inherit the signal mask: only the main thread takes interrupts.
-            with uninterrupted():
+            with block_signals():
                 attempt.thread.start()
                 undo.pop_all()
                 self._active.append(attempt)
@@ -275,7 +275,7 @@ class Dispatcher:
     def _end_all(self) -> None:
         """Cancel all jobs and builds, and wait until they are closed; the first interrupt may come even now."""
         try:
-            with uninterrupted():
+            with block_signals():
                 self._cancel_all()
         finally:
             self._cancel_all()

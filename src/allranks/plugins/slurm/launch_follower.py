@@ -15,7 +15,7 @@ from allranks.agent.evidence import remove_tree
 from allranks.engines.gpus import Inventory
 from allranks.engines.process import of_no_rank
 from allranks.errors import EngineError, ExitCode
-from allranks.interruption import deaf
+from allranks.interruption import ignore_signals
 from allranks.matrix.model import Limits
 from allranks.plugins.slurm.agent import node_files, node_supervisor
 from allranks.plugins.slurm.agent.node_files import AgentExit, write_whole
@@ -163,12 +163,12 @@ def follow(node: LaunchedNode, limits: Limits) -> ExitCode:
     except OSError as error:
         raise unusable(node.folder, error) from error
     except EngineError:
-        with deaf():
+        with ignore_signals():
             node.close()
             remove_tree(node.folder)  # there is no process 0 that would
         raise
     finally:
-        with deaf():
+        with ignore_signals():
             node.close()
             with suppress(OSError):
                 node.path.unlink()
