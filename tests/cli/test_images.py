@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from allranks.errors import EngineError
-from allranks.images.stock import StoredImage
+from allranks.images.inventory import StoredImage
 
 OLD, NEW = (
     StoredImage(
@@ -18,13 +18,13 @@ OLD, NEW = (
 
 
 @pytest.fixture
-def stock(monkeypatch):
+def images(monkeypatch):
     """A daemon with two images, one of them unused for decades."""
-    monkeypatch.setattr("allranks.images.stock._daemon", nullcontext)
-    monkeypatch.setattr("allranks.images.stock._stock", lambda _client: (OLD, NEW))
+    monkeypatch.setattr("allranks.images.inventory._daemon", nullcontext)
+    monkeypatch.setattr("allranks.images.inventory._list_images", lambda _client: (OLD, NEW))
 
 
-@pytest.mark.usefixtures("stock")
+@pytest.mark.usefixtures("images")
 @pytest.mark.parametrize(
     ("arguments", "removed"), [(["--dry-run"], ["sha256:old"]), (["--dry-run", "--older-than", "5000w"], [])]
 )
@@ -73,7 +73,7 @@ def test_an_age_or_a_size_that_is_none_is_told(allranks, option, said):
 @pytest.mark.usefixtures("runs")
 def test_a_host_may_have_unused_images_removed_after_each_run(allranks, monkeypatch):
     asked = []
-    monkeypatch.setattr("allranks.images.stock.prune", lambda limits, _say: asked.append(limits.unused))
+    monkeypatch.setattr("allranks.images.inventory.prune", lambda limits, _say: asked.append(limits.unused))
     allranks("run")
     monkeypatch.setenv("ALLRANKS_PRUNE_IMAGES", "30d")
     assert allranks("run")[0] == 0
@@ -91,7 +91,7 @@ def test_a_run_is_no_worse_for_images_that_stay(allranks, monkeypatch, age, said
         msg = "No daemon."
         raise EngineError(msg, why="Why.")
 
-    monkeypatch.setattr("allranks.images.stock.prune", fail)
+    monkeypatch.setattr("allranks.images.inventory.prune", fail)
     monkeypatch.setenv("ALLRANKS_PRUNE_IMAGES", age)
     code, _, err = allranks("run")
     assert (code, said in err) == (0, True)

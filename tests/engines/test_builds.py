@@ -11,7 +11,7 @@ import pytest
 
 from allranks.images.base import DEFAULT, find_base
 from allranks.images.builders import BuildRequest, build_with_sdk
-from allranks.images.leftovers import LABEL, builder_of, dead_builders, end_step, reap_builders
+from allranks.images.leftovers import LABEL, builder_of, dead_builders, end_step, remove_dead_builds
 from allranks.interruption import checked_by
 from allranks.ownership import image_lock, shared
 
@@ -79,8 +79,8 @@ def test_an_interrupted_build_has_ended_and_leaves_no_container(docker_client, r
     assert not [each for each in left() if "Image" in each]
     with shared(image_lock(request_.tag)):
         assert request_.arguments["BUILDER"] not in dead_builders(docker_client.api)
-        assert list(reap_builders(docker_client.api)) == []
-    assert request_.arguments["BUILDER"] in reap_builders(docker_client.api)
+        assert list(remove_dead_builds(docker_client.api)) == []
+    assert request_.arguments["BUILDER"] in remove_dead_builds(docker_client.api)
     assert left() == []
 
 
@@ -94,7 +94,7 @@ def test_a_build_whose_time_is_over_ends_in_the_middle_of_a_silent_command(docke
     with pytest.raises(TimeoutError), checked_by(check):
         build_with_sdk(docker_client, request_, iter([context()]), seen.append)
     assert not [each for each in left() if "Image" in each]
-    assert list(reap_builders(docker_client.api)) == [request_.arguments["BUILDER"]]
+    assert list(remove_dead_builds(docker_client.api)) == [request_.arguments["BUILDER"]]
     assert left() == []
 
 
@@ -120,4 +120,4 @@ def test_what_a_killed_build_leaves_is_reaped(docker_client, request_, left):
     assert left()
     # The daemon learns of it when it next has something to say, and puts its own container away.
     while left():
-        list(reap_builders(docker_client.api))
+        list(remove_dead_builds(docker_client.api))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.images.stock import StockLimits, StoredImage, remove, to_remove
+from allranks.images.inventory import PruneLimits, StoredImage, remove, to_remove
 from allranks.ownership import image_lock, shared
 
 GB = 10**9
@@ -33,36 +33,36 @@ def names(images):
 
 
 def test_what_nobody_has_used_for_longer_goes():
-    stock = [image("old", used=NOW - 15 * DAY), image("new", used=NOW - 13 * DAY)]
-    assert names(to_remove(stock, StockLimits(unused=14 * DAY), NOW)) == ["old"]
+    images = [image("old", used=NOW - 15 * DAY), image("new", used=NOW - 13 * DAY)]
+    assert names(to_remove(images, PruneLimits(unused=14 * DAY), NOW)) == ["old"]
 
 
 def test_the_least_recently_used_go_until_the_rest_fits():
-    stock = [image("b", used=2), image("c", used=3), image("a", used=1)]
-    assert names(to_remove(stock, StockLimits(size=3 * GB), NOW)) == []
-    assert names(to_remove(stock, StockLimits(size=2 * GB), NOW)) == ["a"]
-    assert names(to_remove(stock, StockLimits(size=2 * GB - 1), NOW)) == ["a", "b"]
-    assert names(to_remove(stock, StockLimits(size=0), NOW)) == ["a", "b", "c"]
+    images = [image("b", used=2), image("c", used=3), image("a", used=1)]
+    assert names(to_remove(images, PruneLimits(size=3 * GB), NOW)) == []
+    assert names(to_remove(images, PruneLimits(size=2 * GB), NOW)) == ["a"]
+    assert names(to_remove(images, PruneLimits(size=2 * GB - 1), NOW)) == ["a", "b"]
+    assert names(to_remove(images, PruneLimits(size=0), NOW)) == ["a", "b", "c"]
 
 
 def test_what_somebody_needs_stays_and_others_go_in_its_place():
-    stock = [image("needed", used=1, users=("a container",)), image("other", used=2)]
-    assert names(to_remove(stock, StockLimits(size=GB), NOW)) == ["other"]
-    assert names(to_remove(stock, StockLimits(unused=0), NOW)) == ["other"]
+    images = [image("needed", used=1, users=("a container",)), image("other", used=2)]
+    assert names(to_remove(images, PruneLimits(size=GB), NOW)) == ["other"]
+    assert names(to_remove(images, PruneLimits(unused=0), NOW)) == ["other"]
 
 
 def test_without_limits_all_stays():
-    assert to_remove([image("a", used=0)], StockLimits(), NOW) == ()
+    assert to_remove([image("a", used=0)], PruneLimits(), NOW) == ()
 
 
 def test_an_image_goes_before_the_layer_that_it_lies_on():
-    stock = [image("layer", used=1), image("image", used=1, diffs=("base", "torch", "packages"))]
-    assert names(to_remove(stock, StockLimits(unused=0), NOW)) == ["image", "layer"]
+    images = [image("layer", used=1), image("image", used=1, diffs=("base", "torch", "packages"))]
+    assert names(to_remove(images, PruneLimits(unused=0), NOW)) == ["image", "layer"]
 
 
 @st.composite
 def stocks(draw):
-    """Images that lie on each other, with times and users as :func:`take_stock` finds them."""
+    """Images that lie on each other, with times and users as :func:`list_images` finds them."""
     count = draw(st.integers(0, 8))
     parents = [draw(st.none() | st.integers(0, number - 1)) if number else None for number in range(count)]
     diffs = []
@@ -85,9 +85,9 @@ def stocks(draw):
 
 
 @given(stocks(), st.none() | st.integers(0, 5), st.none() | st.integers(0, 20))
-def test_nothing_goes_from_under_another_or_that_is_needed_and_no_more_than_has_to(stock, unused, size):
-    chosen = to_remove(stock, StockLimits(unused=unused, size=size), now=5)
-    left = [each for each in stock if each not in chosen]
+def test_nothing_goes_from_under_another_or_that_is_needed_and_no_more_than_has_to(images, unused, size):
+    chosen = to_remove(images, PruneLimits(unused=unused, size=size), now=5)
+    left = [each for each in images if each not in chosen]
     assert not any(each.users for each in chosen)
     for place, each in enumerate(chosen):
         assert not any(other.lies_on(each) for other in [*left, *chosen[place:]])

@@ -38,8 +38,8 @@ from allranks.images.leftovers import (
     is_still,
     labels_of,
     made_at,
-    reap_builders,
     reference_of,
+    remove_dead_builds,
     unjudged_builders,
 )
 from allranks.interruption import block_signals
@@ -157,7 +157,7 @@ class DaemonObjects:
     def clean_up(self, *, is_dry_run: bool) -> Leftovers:
         """Remove what dead runs have left: containers first, since they hold all else."""
         with _as_listing_error():
-            builders = list(dead_builders(self._client) if is_dry_run else reap_builders(self._client))
+            builders = list(dead_builders(self._client) if is_dry_run else remove_dead_builds(self._client))
             containers, others = _sorted(self._containers())
             if not is_dry_run:
                 for each in containers:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from allranks.errors import ImageError
 from allranks.images.base import Base, dockerfile_path, find_base
-from allranks.images.daemon import OURS, Progress, Site, find, pull, reported, touch
+from allranks.images.daemon import OURS, BuildContext, Progress, find, pull, reported, touch
 from allranks.images.recipe import Recipe, image_key, recipe_of
 from allranks.images.sources import source_digest, while_it_stays
 from allranks.interruption import time_limit
@@ -54,24 +54,28 @@ def ensure_image(
     Until `uses` is closed, no process on this host removes the image (``allranks clean --images``).
     """
     with ExitStack() as held:
-        site = Site(client=client, root=root, progress=progress, uses=held)
-        there = _finished(image.name, image.image, site) if image.image is not None else _found_or_built(image, site)
+        context = BuildContext(client=client, root=root, progress=progress, uses=held)
+        there = (
+            _finished(image.name, image.image, context) if image.image is not None else _found_or_built(image, context)
+        )
         if uses is not None:
             uses.push(held.pop_all())
         return there
 
 
-def _found_or_built(image: Image, site: Site) -> BuiltImage:
-    recipe = recipe_of(_installed_whole(image, site), root=site.root)
+def _found_or_built(image: Image, context: BuildContext) -> BuiltImage:
+    recipe = recipe_of(_installed_whole(image, context), root=context.root)
     if recipe.project is None:
-        return _ensure(recipe, site)
-    return while_it_stays(recipe.project, lambda source: _ensure(replace(recipe, source=source), site), site.progress)
+        return _ensure(recipe, context)
+    return while_it_stays(
+        recipe.project, lambda source: _ensure(replace(recipe, source=source), context), context.progress
+    )
 
 
-def _ensure(recipe: Recipe, site: Site) -> BuiltImage:
-    base, reference = _named(recipe, site)
-    site.uses.enter_context(shared(image_lock(reference)))
-    return _present(site.client, reference) or _build_once(recipe, base, reference, site)
+def _ensure(recipe: Recipe, context: BuildContext) -> BuiltImage:
+    base, reference = _named(recipe, context)
+    context.uses.enter_context(shared(image_lock(reference)))
+    return _present(context.client, reference) or _build_once(recipe, base, reference, context)
 
 
 def _present(client: DockerClient, reference: str) -> BuiltImage | None:
@@ -82,15 +86,15 @@ def _present(client: DockerClient, reference: str) -> BuiltImage | None:
     return None
 
 
-def image_reference(image: Image, site: Site) -> str:
+def image_reference(image: Image, context: BuildContext) -> str:
     """The name that an image has, or will have once it is built, with the key of its content."""
     if image.image is not None:
         return image.image
-    return _named(_with_source(recipe_of(_installed_whole(image, site), root=site.root)), site)[1]
+    return _named(_with_source(recipe_of(_installed_whole(image, context), root=context.root)), context)[1]
 
 
-def _named(recipe: Recipe, site: Site) -> tuple[Base, str]:
-    base = find_base(site.client, recipe.base, environ=os.environ, progress=site.progress)
+def _named(recipe: Recipe, context: BuildContext) -> tuple[Base, str]:
+    base = find_base(context.client, recipe.base, environ=os.environ, progress=context.progress)
     return base, f"{repository(recipe.name)}:{_key(recipe, base)}"
 
 
@@ -98,13 +102,13 @@ def _with_source(recipe: Recipe) -> Recipe:
     return replace(recipe, source=source_digest(recipe.project)) if recipe.project else recipe
 
 
-def _installed_whole(image: Image, site: Site) -> Image:
+def _installed_whole(image: Image, context: BuildContext) -> Image:
     """The image as it is built: without a project that is copied into jobs, but with that project's requirements."""
     if image.mode == "install":
         return image
     from allranks.images.project import without_project  # noqa: PLC0415 - it builds a wheel, which few need
 
-    return without_project(image, site.root, site.progress)
+    return without_project(image, context.root, context.progress)
 
 
 def repository(name: str) -> str:
@@ -112,16 +116,16 @@ def repository(name: str) -> str:
     return f"{OURS}{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'image'}"
 
 
-def _finished(name: str, reference: str, site: Site) -> BuiltImage:
-    site.uses.enter_context(shared(image_lock(reference)))
-    if present := find(site.client, reference):
+def _finished(name: str, reference: str, context: BuildContext) -> BuiltImage:
+    context.uses.enter_context(shared(image_lock(reference)))
+    if present := find(context.client, reference):
         if reference.startswith(OURS):
-            touch(site.client, reference)
+            touch(context.client, reference)
         return BuiltImage(reference=reference, id=str(present.id), built=False)
     remedy = (
         f"Correct image of [images.{name}], log in to its registry (docker login), or build it here under that name."
     )
-    pulled = pull(site.client, reference, progress=site.progress, remedy=remedy)
+    pulled = pull(context.client, reference, progress=context.progress, remedy=remedy)
     return BuiltImage(reference=reference, id=str(pulled.id), built=True)
 
 
@@ -133,15 +137,15 @@ def _key(recipe: Recipe, base: Base) -> str:
     )
 
 
-def _build_once(recipe: Recipe, base: Base, reference: str, site: Site) -> BuiltImage:
+def _build_once(recipe: Recipe, base: Base, reference: str, context: BuildContext) -> BuiltImage:
     from allranks.images.layers import build_layers  # noqa: PLC0415 - most runs build nothing
 
     name, _, tag = reference.partition(":")
     with locked(f"{name.replace('/', '-')}-{tag}"):
-        if present := find(site.client, reference):
+        if present := find(context.client, reference):
             return BuiltImage(reference=reference, id=str(present.id), built=False)
-        site.progress(f"building image {reference} on {base.reference}{f' ({base.reason})' if base.reason else ''}")
-        top = build_layers(recipe, base, site)
+        context.progress(f"building image {reference} on {base.reference}{f' ({base.reason})' if base.reason else ''}")
+        top = build_layers(recipe, base, context)
         with reported(f"The image {reference} could not be tagged.", remedy="Run again."):
-            site.client.api.tag(top.id, name, tag)
+            context.client.api.tag(top.id, name, tag)
         return BuiltImage(reference=reference, id=top.id, built=True)

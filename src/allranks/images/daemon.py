@@ -22,7 +22,7 @@ Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class BuildContext:
     """Where a build takes place."""
 
     client: DockerClient

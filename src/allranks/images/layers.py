@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from allranks.errors import ImageError
 from allranks.images.base import Base, dockerfile_path, python_of
 from allranks.images.builders import DOCKERFILE, BuildRequest, builder_of_host, check_room, stream
-from allranks.images.daemon import Progress, Site, find, reported
+from allranks.images.daemon import BuildContext, Progress, find, reported
 from allranks.images.leftovers import builder_of, remove_remains
 from allranks.images.project import wheel_of
 from allranks.images.recipe import Recipe, layer_key
@@ -47,22 +47,22 @@ class Layer:
         }
 
 
-def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
+def build_layers(recipe: Recipe, base: Base, context: BuildContext) -> Base:
     """Build the missing layers of an image; return the topmost, which is the image.
 
     Raises:
         SourceChangedError: The recipe's project has changed since the recipe was read.
     """
-    project = _project_wheels(recipe, site.progress)
+    project = _project_wheels(recipe, context.progress)
     further = tuple(text for wheel in project for text in requirements(wheel))
-    ground = with_debian_packages(recipe, base, site)
-    python = python_of(site.client, ground)
-    house = resolve(Wanted(recipe=recipe, further=further, python=python, root=site.root), site.progress)
+    ground = with_debian_packages(recipe, base, context)
+    python = python_of(context.client, ground)
+    house = resolve(Wanted(recipe=recipe, further=further, python=python, root=context.root), context.progress)
     layers = _wheel_layers(house, project, recipe.torch)
-    return reduce(lambda below, layer: _ensure_layer(layer, below, site), layers, ground)
+    return reduce(lambda below, layer: _ensure_layer(layer, below, context), layers, ground)
 
 
-def with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
+def with_debian_packages(recipe: Recipe, base: Base, context: BuildContext) -> Base:
     """The base with the recipe's Debian packages; the base itself for none."""
     if not recipe.apt:
         return base
@@ -74,7 +74,7 @@ def with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
         network="default",
     )
     try:
-        return _ensure_layer(layer, base, site)
+        return _ensure_layer(layer, base, context)
     except ImageError as error:
         raise _told_by_apt(error, recipe, base) from error
 
@@ -114,32 +114,32 @@ def _project_wheels(recipe: Recipe, progress: Progress) -> tuple[Path, ...]:
     return (wheel_of(recipe.project, recipe.source, recipe.tests, progress),)
 
 
-def _ensure_layer(layer: Layer, below: Base, site: Site) -> Base:
+def _ensure_layer(layer: Layer, below: Base, context: BuildContext) -> Base:
     dockerfile = dockerfile_path().read_text(encoding="utf-8")
     key = layer_key(parent_id=below.id, content=layer.content, dockerfile=dockerfile)
     reference = f"{REPOSITORY}:{key}"
     # This process holds it until the run ends: the next layer lies on it.
-    site.uses.enter_context(shared(image_lock(reference)))
+    context.uses.enter_context(shared(image_lock(reference)))
     with locked(f"layer-{key}"):
-        image = find(site.client, reference) or _build_layer(layer, below, reference, site)
+        image = find(context.client, reference) or _build_layer(layer, below, reference, context)
     return Base(reference=reference, id=str(image.id))
 
 
-def _build_layer(layer: Layer, below: Base, reference: str, site: Site) -> Image:
+def _build_layer(layer: Layer, below: Base, reference: str, context: BuildContext) -> Image:
     build, builder = builder_of_host(), builder_of(reference)
-    check_room(site.client, layer.name, layer.wheels, build)
+    check_room(context.client, layer.name, layer.wheels, build)
     request = BuildRequest(
         tag=reference,
         arguments={"BASE_IMAGE": below.pinned, "LAYER": layer.name, "BUILDER": builder, **layer.arguments},
         network=layer.network,
     )
-    site.progress(f"building layer {layer.name}")
+    context.progress(f"building layer {layer.name}")
     try:
-        build(site.client, request, stream(layer.files), site.progress)
+        build(context.client, request, stream(layer.files), context.progress)
         with reported(f"The image {reference} is gone right after its build.", remedy="Run again."):
-            return site.client.images.get(reference)
+            return context.client.images.get(reference)
     finally:
         # The first stage of a finished build, which holds the wheels and a second copy of the layer; after an early
         # end, all its steps. They would be a cache only for the same layer, which is found by its name anyway.
         # The legacy builder leaves them; BuildKit leaves no images.
-        remove_remains(site.client.api, builder)
+        remove_remains(context.client.api, builder)

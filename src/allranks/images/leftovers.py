@@ -109,7 +109,7 @@ def _is_dead(builder: str, left: Sequence[Listed]) -> bool:
     return all(is_still(each) and is_of_earlier_boot(host, made_at(each)) for each in left)
 
 
-def reap_builders(client: APIClient) -> Iterator[str]:
+def remove_dead_builds(client: APIClient) -> Iterator[str]:
     """Remove what dead builds of this host have left; yield the label of each."""
     for builder in dead_builders(client):
         with alone(_lock(builder)) as is_nobodys:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from allranks.errors import ImageError
 from allranks.images.built_image import BuiltImage, build_limit, ensure_image, image_reference, repository
-from allranks.images.daemon import Progress, Site, error_of, find, reported
+from allranks.images.daemon import BuildContext, Progress, error_of, find, reported
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -48,35 +48,35 @@ class PortableImage:
     file: str = ""  # its archive, a file of the folder; empty if the reference is enough
 
 
-Put = Callable[[PortableImage, BuiltImage, "Shelf", Site], PortableImage]
+Put = Callable[[PortableImage, BuiltImage, "ImageStore", BuildContext], PortableImage]
 """Puts an image that has been built where others can get it; returns it with its reference there."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf:
+class ImageStore:
     """Where portable images are put."""
 
     folder: Path  # for the list and the archives
     put: Put  # puts built images there: :func:`as_archive`, or :func:`allranks.images.sharing.by_push`
     # Looks up a key in a registry; None if that has nothing, or there is no registry.
-    known: Callable[[str, Site], str | None]
+    known: Callable[[str, BuildContext], str | None]
 
 
 def export_images(
-    images: Iterable[Image], shelf: Shelf, site: Site, seconds: float = math.inf
+    images: Iterable[Image], store: ImageStore, context: BuildContext, seconds: float = math.inf
 ) -> tuple[PortableImage, ...]:
     """Put images where other machines can get them, and build those that do not exist yet, each within a time limit.
 
     Images of an earlier call that are still right stay.
     """
-    with _as_image_error(shelf.folder):
-        shelf.folder.mkdir(parents=True, exist_ok=True)
-        kept = dict(_kept(shelf.folder))
+    with _as_image_error(store.folder):
+        store.folder.mkdir(parents=True, exist_ok=True)
+        kept = dict(_kept(store.folder))
         exported: dict[str, PortableImage] = {}
         for image in images:
             with build_limit(image, seconds):
-                exported[image.name] = kept[image.name] = _exported(image, shelf, site, kept)
-        write_list(shelf.folder, exported.values())
+                exported[image.name] = kept[image.name] = _exported(image, store, context, kept)
+        write_list(store.folder, exported.values())
     return tuple(exported.values())
 
 
@@ -87,22 +87,22 @@ def write_list(folder: Path, images: Iterable[PortableImage]) -> None:
     (folder / LIST_NAME).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
 
 
-def in_no_registry(_key: str, _site: Site) -> str | None:
+def in_no_registry(_key: str, _context: BuildContext) -> str | None:
     """The answer of a registry if there is none."""
     return None
 
 
-def as_archive(image: PortableImage, built: BuiltImage, shelf: Shelf, site: Site) -> PortableImage:
+def as_archive(image: PortableImage, built: BuiltImage, store: ImageStore, context: BuildContext) -> PortableImage:
     """Write an image into a file of the folder, without its name."""
     file = f"{image.name}.tar"
-    draft = shelf.folder / f".{file}.unfinished"
-    site.progress(f"writing {image.key} to {shelf.folder / file}")
+    draft = store.folder / f".{file}.unfinished"
+    context.progress(f"writing {image.key} to {store.folder / file}")
     with (
         reported(f"The image {image.key} could not be written to a file.", remedy="Run again."),
         draft.open("wb") as to,
     ):
-        to.writelines(site.client.api.get_image(built.id))
-    draft.replace(shelf.folder / file)
+        to.writelines(context.client.api.get_image(built.id))
+    draft.replace(store.folder / file)
     return replace(image, reference=built.id, file=file)
 
 
@@ -140,22 +140,24 @@ def _kept(folder: Path) -> Mapping[str, PortableImage]:
     return {}
 
 
-def _exported(image: Image, shelf: Shelf, site: Site, kept: Mapping[str, PortableImage]) -> PortableImage:
-    key = image_reference(image, site)
+def _exported(
+    image: Image, store: ImageStore, context: BuildContext, kept: Mapping[str, PortableImage]
+) -> PortableImage:
+    key = image_reference(image, context)
     wanted = PortableImage(name=image.name, key=key, reference=key)
     if image.image is not None:
         return wanted
     before = kept.get(image.name)
-    if before and before.key == key and (not before.file or (shelf.folder / before.file).is_file()):
-        site.progress(f"{key} is in {shelf.folder} already")
+    if before and before.key == key and (not before.file or (store.folder / before.file).is_file()):
+        context.progress(f"{key} is in {store.folder} already")
         return before
-    if known := shelf.known(key, site):
-        site.progress(f"{key} is in the registry already: {known}")
+    if known := store.known(key, context):
+        context.progress(f"{key} is in the registry already: {known}")
         return replace(wanted, reference=known)
     # The archive of another key leaves the list before it is replaced, so an interrupt leaves no wrong entry.
-    write_list(shelf.folder, (other for name, other in kept.items() if name != image.name))
-    return shelf.put(
-        wanted, ensure_image(image, root=site.root, client=site.client, progress=site.progress), shelf, site
+    write_list(store.folder, (other for name, other in kept.items() if name != image.name))
+    return store.put(
+        wanted, ensure_image(image, root=context.root, client=context.client, progress=context.progress), store, context
     )
 
 
@@ -252,16 +254,16 @@ def _as_image_error(folder: Path) -> Iterator[None]:
         raise ImageError(what, why=f"{error}.", remedy=_REMEDY) from error
 
 
-def look_up(registry: str) -> Callable[[str, Site], str | None]:
+def look_up(registry: str) -> Callable[[str, BuildContext], str | None]:
     """A function that looks up a key in a registry and returns a name by digest; None if there is no answer.
 
     Args:
         registry: The part of its names above ours, such as ``ghcr.io/owner/repository``.
     """
 
-    def known(key: str, site: Site) -> str | None:
+    def known(key: str, context: BuildContext) -> str | None:
         with suppress(ImageError):
-            return _by_digest(_place(registry, key), site)
+            return _by_digest(_place(registry, key), context)
         return None
 
     return known
@@ -270,17 +272,17 @@ def look_up(registry: str) -> Callable[[str, Site], str | None]:
 def by_push(registry: str) -> Put:
     """A function that pushes an image to a registry."""
 
-    def put(image: PortableImage, built: BuiltImage, _shelf: Shelf, site: Site) -> PortableImage:
+    def put(image: PortableImage, built: BuiltImage, _store: ImageStore, context: BuildContext) -> PortableImage:
         place = _place(registry, image.key)
         name, _, tag = place.rpartition(":")
-        site.progress(f"pushing {place}")
+        context.progress(f"pushing {place}")
         with reported(f"The image {place} could not be pushed.", remedy=_LOGIN):
-            site.client.api.tag(built.id, name, tag)
-            for event in site.client.api.push(name, tag, stream=True, decode=True):
+            context.client.api.tag(built.id, name, tag)
+            for event in context.client.api.push(name, tag, stream=True, decode=True):
                 if error := error_of(event):
                     msg = f"The image {place} could not be pushed."
                     raise ImageError(msg, why=f"{error}.", remedy=_LOGIN)
-        return replace(image, reference=_by_digest(place, site))
+        return replace(image, reference=_by_digest(place, context))
 
     return put
 
@@ -293,8 +295,8 @@ def _place(registry: str, key: str) -> str:
     return f"{registry.rstrip('/')}/{key}".lower()
 
 
-def _by_digest(place: str, site: Site) -> str:
+def _by_digest(place: str, context: BuildContext) -> str:
     """The immutable name, by digest, of the image that a name means now."""
     with reported(f"The registry could not be queried for {place}.", remedy=_LOGIN):
-        answer = site.client.api.inspect_distribution(place)  # type: ignore[no-untyped-call]
+        answer = context.client.api.inspect_distribution(place)  # type: ignore[no-untyped-call]
     return f"{place.rpartition(':')[0]}@{answer['Descriptor']['digest']}"

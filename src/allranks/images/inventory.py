@@ -14,7 +14,7 @@ from allranks.images.builders import gigabytes
 from allranks.images.daemon import OURS, Progress, reported
 from allranks.images.docker_client import connect
 from allranks.images.layers import REPOSITORY
-from allranks.images.leftovers import reap_builders, reference_of
+from allranks.images.leftovers import reference_of, remove_dead_builds
 from allranks.ownership import alone, image_lock, is_held
 
 if TYPE_CHECKING:
@@ -75,15 +75,15 @@ class _Seen:
         return _LAYER_LABEL in self.labels and bool(self.own_names)
 
 
-def take_stock(client: APIClient, is_needed: Callable[[str], bool]) -> tuple[StoredImage, ...]:
+def list_images(client: APIClient, is_needed: Callable[[str], bool]) -> tuple[StoredImage, ...]:
     """Every image of allranks in a daemon, the least recently used first."""
     with reported("The images could not be listed.", remedy="Check that the daemon answers (docker version)."):
         seen = list(_all_seen(client))
         containers = client.containers(all=True)
     ours = [image for image in seen if image.is_ours]
     users = {image.id: _users(image, seen, containers, is_needed) for image in ours}
-    stock = [_stored(image, ours, seen, users) for image in ours]
-    return tuple(sorted(stock, key=lambda image: (image.used, -len(image.diffs))))
+    images = [_stored(image, ours, seen, users) for image in ours]
+    return tuple(sorted(images, key=lambda image: (image.used, -len(image.diffs))))
 
 
 def _all_seen(client: APIClient) -> Iterator[_Seen]:
@@ -157,22 +157,22 @@ def _is_layer(name: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StockLimits:
+class PruneLimits:
     """The limits for images that stay."""
 
     unused: float | None = None  # seconds that an image may lie unused; None for any
     size: int | None = None  # bytes that all images may take together; None for any
 
 
-def to_remove(stock: Sequence[StoredImage], limits: StockLimits, now: float) -> tuple[StoredImage, ...]:
+def to_remove(images: Sequence[StoredImage], limits: PruneLimits, now: float) -> tuple[StoredImage, ...]:
     """The images to remove, in an order that works: each before the image below it.
 
     An image counts as used as recently as the most recent one above it, and as needed by the users of any of these, so
     no image is removed from under another.
     """
     chosen: list[StoredImage] = []
-    total = sum(image.own for image in stock)
-    for image in sorted(stock, key=lambda each: (each.used, -len(each.diffs))):
+    total = sum(image.own for image in images)
+    for image in sorted(images, key=lambda each: (each.used, -len(each.diffs))):
         is_old = limits.unused is not None and now - image.used > limits.unused
         is_too_much = limits.size is not None and total > limits.size
         if not image.users and (is_old or is_too_much):
@@ -228,21 +228,21 @@ class Pruning(NamedTuple):
 def every_image() -> tuple[StoredImage, ...]:
     """Every image of allranks, the least recently used first."""
     with _daemon() as client:
-        return _stock(client)
+        return _list_images(client)
 
 
-def preview(limits: StockLimits, say: Progress) -> Pruning:
+def preview(limits: PruneLimits, say: Progress) -> Pruning:
     """Print what :func:`prune` would remove."""
-    stock = every_image()
-    chosen = to_remove(stock, _or_usual(limits), time.time())
-    left = tuple(image for image in stock if image not in chosen)
+    images = every_image()
+    chosen = to_remove(images, _or_usual(limits), time.time())
+    left = tuple(image for image in images if image not in chosen)
     for image in chosen:
         say(f"would remove {_told(image)}")
     say(f"would stay: {total(left)}")
     return Pruning(chosen, left)
 
 
-def prune(limits: StockLimits, say: Progress) -> Pruning:
+def prune(limits: PruneLimits, say: Progress) -> Pruning:
     """Remove images, least recently used first, and the leftovers of dead builds.
 
     Without limits, images used in the last two weeks stay.
@@ -250,24 +250,24 @@ def prune(limits: StockLimits, say: Progress) -> Pruning:
     removed: list[StoredImage] = []
     with _daemon() as client:
         with reported("The leftovers of dead builds could not be listed.", remedy="Run: allranks doctor"):
-            for builder in reap_builders(client):
+            for builder in remove_dead_builds(client):
                 say(f"removed the unfinished build of {reference_of(builder)}")
-        for image in remove(client, to_remove(_stock(client), _or_usual(limits), time.time()), say):
+        for image in remove(client, to_remove(_list_images(client), _or_usual(limits), time.time()), say):
             removed.append(image)
             say(f"removed {_told(image)}")
-        left = _stock(client)
+        left = _list_images(client)
     say(f"left: {total(left)}")
     if limits.size is not None and sum(image.own for image in left) > limits.size:
         say("nothing more can be removed: `allranks clean --images --dry-run` shows what uses the rest")
     return Pruning(tuple(removed), left)
 
 
-def _or_usual(limits: StockLimits) -> StockLimits:
-    return StockLimits(unused=USUAL_AGE) if limits == StockLimits() else limits
+def _or_usual(limits: PruneLimits) -> PruneLimits:
+    return PruneLimits(unused=USUAL_AGE) if limits == PruneLimits() else limits
 
 
-def _stock(client: APIClient) -> tuple[StoredImage, ...]:
-    return take_stock(client, lambda name: is_held(image_lock(name)))
+def _list_images(client: APIClient) -> tuple[StoredImage, ...]:
+    return list_images(client, lambda name: is_held(image_lock(name)))
 
 
 def _told(image: StoredImage) -> str:
@@ -284,17 +284,17 @@ _HEAD = ("image", "torch", "top layer", "size", "of its own", "built", "last use
 _UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
 
-def render(stock: Sequence[StoredImage], now: float) -> str:
+def render(images: Sequence[StoredImage], now: float) -> str:
     """The images, one per line, most recently used first, and their total size."""
-    rows = [_HEAD, *(_row(image, now) for image in reversed(stock))]
+    rows = [_HEAD, *(_row(image, now) for image in reversed(images))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, "", total(stock)])
+    return "\n".join([*lines, "", total(images)])
 
 
-def total(stock: Sequence[StoredImage]) -> str:
+def total(images: Sequence[StoredImage]) -> str:
     """The number of images and their total size; shared layers count once."""
-    return f"{len(stock)} images and layers, {gigabytes(sum(image.own for image in stock))}"
+    return f"{len(images)} images and layers, {gigabytes(sum(image.own for image in images))}"
 
 
 def _row(image: StoredImage, now: float) -> tuple[str, ...]:
