@@ -38,7 +38,7 @@ LARGEST = 10_000
 """More ranks, GPUs or nodes than any test has: a larger number is a typing error."""
 
 
-def refused_backend(
+def backend_problem(
     name: str, custom: Collection[str], own: str = "A backend of your own goes into matrix.custom_backends."
 ) -> tuple[str, str] | None:
     """What is wrong with the name of a backend, and what to do about it; None if it is torch's or a custom one.

@@ -15,8 +15,8 @@ from allranks.matrix.axes import (
     NO_TORCH,
     SMALLEST,
     AxisValue,
+    backend_problem,
     comparable,
-    refused_backend,
 )
 from allranks.matrix.cell_images import check_images
 from allranks.matrix.expand import Expansion, expand
@@ -81,7 +81,7 @@ def _matrix(file: Table) -> Matrix:
     values = read_keys(file, Matrix, plugins)
     if "images" not in values and values.get("process", Process()).python is None:
         remedy = 'Add [images.NAME] with torch = "2.13.0", or [process] with python = "python3", which has torch.'
-        file.refuse("", "nothing says what cells run in", remedy)
+        file.reject("", "nothing says what cells run in", remedy)
     declared: Axes = values.pop("axes")
     axes = {axis: getattr(declared, axis) for axis in AXES}
     table = file.below("matrix")
@@ -107,8 +107,8 @@ def _matrix(file: Table) -> Matrix:
 
 def _check_backends(table: Table, axes: Axes) -> None:
     for backend in axes.backend:
-        if refused := refused_backend(backend, axes.custom_backends):
-            table.refuse("backend", *refused)
+        if problem := backend_problem(backend, axes.custom_backends):
+            table.reject("backend", *problem)
 
 
 def declared_backends(folder: Path) -> tuple[str, ...]:
@@ -134,14 +134,14 @@ def _check_conditions(
     for table, condition in file.conditions:
         if "torch" in condition.names and axes["torch"] == (NO_TORCH,):
             remedy = 'Add torch = ["2.13.0", "2.14.1"] to [matrix].'
-            table.refuse("when", "the condition names torch, which is not an axis of this matrix", remedy)
+            table.reject("when", "the condition names torch, which is not an axis of this matrix", remedy)
         for axis, literal in condition.literals:
             if comparable(axis, literal) in {comparable(axis, value) for value in axes[axis]}:
                 continue
             what = f"the condition asks for {shown(literal)}, which is not on the axis {axis} ({listed(axes[axis])})"
             possible = literal >= SMALLEST[axis] if isinstance(literal, int) else literal in names.get(axis, (literal,))
             if table.key[0] == "suites" or not possible:
-                table.refuse("when", what, did_you_mean(literal, axes[axis]))
+                table.reject("when", what, did_you_mean(literal, axes[axis]))
             warnings.append(f"{table.place('when')}: {what}")
     return tuple(warnings)
 
@@ -149,7 +149,7 @@ def _check_conditions(
 def _suite(table: Table, suite: Suite) -> Suite:
     if suite.launches_ranks and suite.process_group:
         what = "a test that launches ranks itself runs in one process, which is no rank and has no process group"
-        table.refuse("process_group", what, "Remove it, or launches_ranks.")
+        table.reject("process_group", what, "Remove it, or launches_ranks.")
     own = own_path(table, suite)
     if own is not None:
         return replace(suite, paths=(own,), home=own_folder())
@@ -161,13 +161,13 @@ def _check_image(table: Table, image: Image, *, has_torch: bool) -> None:
     others = [name for name in table.values if name not in ("when", "image")]
     if image.image is not None and others:
         remedy = f"Remove image to have one built, or remove {listed(others)}."
-        table.refuse(others[0], "a finished image is used as it is, and nothing is built into it", remedy)
+        table.reject(others[0], "a finished image is used as it is, and nothing is built into it", remedy)
     if not has_torch and not {"image", "torch", "base"} & table.values.keys():
         remedy = 'Add torch = "2.13.0", or image = "name@sha256:…" for a finished one, or a base that has torch.'
-        table.refuse("", "the torch version of the image is unknown", remedy)
+        table.reject("", "the torch version of the image is unknown", remedy)
     if "mode" in table.values and image.project is None:
         remedy = 'Name the folder of your project (project = "."), or remove mode.'
-        table.refuse("mode", "there is no project for it", remedy)
+        table.reject("mode", "there is no project for it", remedy)
     for text in image.packages:
         if "/" in text or text.startswith(("-", ".")):
             continue  # an address, a path or an option, which pip takes as well
@@ -175,7 +175,7 @@ def _check_image(table: Table, image: Image, *, has_torch: bool) -> None:
             Requirement(text)
         except InvalidRequirement as error:
             what = f"{shown(text)} is not a requirement ({str(error).partition(chr(10))[0]})"
-            table.refuse("packages", what, 'Write packages = ["numpy>=2", "expecttest"].')
+            table.reject("packages", what, 'Write packages = ["numpy>=2", "expecttest"].')
 
 
 def _limits(table: Table, given: Limits, environ: Mapping[str, str]) -> Limits:
@@ -188,7 +188,7 @@ def _limits(table: Table, given: Limits, environ: Mapping[str, str]) -> Limits:
         if inside >= around:
             what = f"{inner} ({inside:g} s) is not below {outer} ({around:g} s)"
             remedy = f"The limits nest, process_group < test < job: set {inner} below {outer}, or raise {outer}."
-            table.refuse(outer if outer in table.values else inner, what, remedy)
+            table.reject(outer if outer in table.values else inner, what, remedy)
     return limits
 
 

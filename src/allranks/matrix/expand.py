@@ -27,7 +27,7 @@ class Impossible:
 
 
 SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""Lets NCCL put several ranks on one GPU (experimental in 2.30; older versions refuse at run time)."""
+"""Lets NCCL put several ranks on one GPU (experimental in 2.30; older versions reject at run time)."""
 
 IMPOSSIBLE = (
     Impossible(

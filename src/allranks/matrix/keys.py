@@ -42,7 +42,7 @@ class Kind:
 
     words: str  # for the reference
     schema: Mapping[str, Any]  # its JSON schema
-    read: Callable[["At", Any], Any]  # makes the field's value of the file's, or refuses that
+    read: Callable[["At", Any], Any]  # makes the field's value of the file's, or rejects it
     identity: Callable[[Any], object] = lambda value: value  # what two values of a list must not share
     sample: Callable[[str, object], str] = _assignment  # a key with its example, as in the file
 
@@ -109,13 +109,13 @@ def read_keys(table: Table, declaration: type, others: Collection[str] = ()) -> 
     for name in table.values:
         if name not in names:
             retired: Mapping[str, str] = getattr(declaration, "RETIRED", {})
-            table.refuse(name, "there is no such key", retired.get(name) or did_you_mean(name, names))
+            table.reject(name, "there is no such key", retired.get(name) or did_you_mean(name, names))
     values = {}
     for name, each in keys.items():
         if each.name in table.values:
             values[name] = each.kind.read(At(table, each), table.values[each.name])
         elif each.is_required:
-            table.refuse("", f"the key {each.name} is missing", f"Add, for example:  {each.sample}")
+            table.reject("", f"the key {each.name} is missing", f"Add, for example:  {each.sample}")
     return values
 
 
@@ -138,14 +138,14 @@ class At:
     table: Table
     key: Key
 
-    def refuse(self, what: str, remedy: str = "") -> NoReturn:
+    def reject(self, what: str, remedy: str = "") -> NoReturn:
         """Raise an error about the value; its remedy is the example if there is no better one."""
-        self.table.refuse(self.key.name, what, remedy or f"Write it as:  {self.key.sample}")
+        self.table.reject(self.key.name, what, remedy or f"Write it as:  {self.key.sample}")
 
     def check(self, value: object, types: type | tuple[type, ...], wanted: str) -> None:
         """Refuse a value of another type."""
         if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
-            self.refuse(f"{shown(value)} is not {wanted}")
+            self.reject(f"{shown(value)} is not {wanted}")
 
 
 def _fits(pattern: str, text: str) -> bool:
@@ -165,12 +165,12 @@ def text(pattern: str = NOT_BLANK, problem: str = "", remedy: str = "", suggeste
 
     def read(at: At, value: str) -> str:
         if not pattern and isinstance(value, int | float):
-            at.refuse(f"{shown(value)} is not a string", f'Write it in quotes:  "{shown(value)}"')
+            at.reject(f"{shown(value)} is not a string", f'Write it in quotes:  "{shown(value)}"')
         at.check(value, str, "a string")
         if "\0" in value or (pattern and not value.strip()):
-            at.refuse("is blank or holds a NUL", f"Write {at.key.sample}, or leave it out.")
+            at.reject("is blank or holds a NUL", f"Write {at.key.sample}, or leave it out.")
         if not _fits(pattern, value):
-            at.refuse(f"{shown(value)} {problem}", did_you_mean(value, suggested) if suggested else remedy)
+            at.reject(f"{shown(value)} {problem}", did_you_mean(value, suggested) if suggested else remedy)
         return value
 
     schema = {"type": "string", "pattern": pattern}
@@ -182,7 +182,7 @@ def version() -> Kind:
 
     def read(at: At, value: str) -> str:
         if not isinstance(value, str) or not is_version(value):
-            at.refuse(f"{shown(value)} is not one exact version in quotes")
+            at.reject(f"{shown(value)} is not one exact version in quotes")
         return value
 
     number = r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?"
@@ -195,9 +195,9 @@ def whole(least: int, most: int = LARGEST_NUMBER) -> Kind:
     def read(at: At, value: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             remedy = f"Write a whole number of at least {least}, without quotes."
-            at.refuse(f"{shown(value)} is not a whole number", remedy)
+            at.reject(f"{shown(value)} is not a whole number", remedy)
         if not least <= value <= most:
-            at.refuse(f"{shown(value)} is out of range", f"Write a whole number from {least} to {most}.")
+            at.reject(f"{shown(value)} is out of range", f"Write a whole number from {least} to {most}.")
         return value
 
     words = f"whole number from {least}" + (f" to {most}" if most != LARGEST_NUMBER else "")
@@ -210,7 +210,7 @@ def seconds() -> Kind:
     def read(at: At, value: float) -> float:
         at.check(value, (int, float), "a number of seconds")
         if not 0 < value <= LARGEST_NUMBER:
-            at.refuse(f"{shown(value)} is not a valid time", "Write a number of seconds above 0.")
+            at.reject(f"{shown(value)} is not a valid time", "Write a number of seconds above 0.")
         return float(value)
 
     return Kind("seconds", {"type": "number", "exclusiveMinimum": 0, "maximum": LARGEST_NUMBER}, read)
@@ -232,7 +232,7 @@ def choice(*values: str) -> Kind:
     def read(at: At, value: str) -> str:
         at.check(value, str, "a string")
         if value not in values:
-            at.refuse(f"{shown(value)} is none of {listed(values)}", did_you_mean(value, values))
+            at.reject(f"{shown(value)} is none of {listed(values)}", did_you_mean(value, values))
         return value
 
     return Kind(" or ".join(f"`{toml(value)}`" for value in values), {"enum": [*values]}, read)
@@ -244,12 +244,12 @@ def relative_path(*, must_exist: bool = True, is_inside: bool = False) -> Kind:
     def read(at: At, value: str) -> Path:
         path, root = Path(text().read(at, value)), at.table.path.parent
         if PurePosixPath(value).is_absolute():
-            at.refuse(f"{shown(value)} is an absolute path", f"Write it relative to the matrix file, in {root}.")
+            at.reject(f"{shown(value)} is an absolute path", f"Write it relative to the matrix file, in {root}.")
         if is_inside and ".." in path.parts:
             remedy = "Only what is below the matrix file's folder is copied into a job: move it there."
-            at.refuse(f"{shown(value)} leads out of the repository", remedy)
+            at.reject(f"{shown(value)} leads out of the repository", remedy)
         if must_exist and not exists(root / path):
-            at.refuse(f"there is no {shown(value)}", f"Create it, or write a path relative to {root}.")
+            at.reject(f"there is no {shown(value)}", f"Create it, or write a path relative to {root}.")
         return path
 
     return Kind("path", text().schema, read)
@@ -262,7 +262,7 @@ def condition() -> Kind:
         try:
             found = parse_condition(text().read(at, value))
         except ConditionError as error:
-            at.refuse(f"the condition {error.what}", error.remedy)
+            at.reject(f"the condition {error.what}", error.remedy)
         at.table.conditions.append((at.table, found))
         return found
 
@@ -277,11 +277,11 @@ def many(each: Kind, least: int = 0, *, is_unique: bool = False, or_one: bool = 
         at.check(values, list, f"a {words}")
         values = cast("list[Any]", values)
         if len(values) < least:
-            at.refuse("the list is empty")
+            at.reject("the list is empty")
         found = tuple(each.read(at, one) for one in values)
         same = [each.identity(one) for one in found]
         if is_unique and (twice := [one for one, own in zip(found, same, strict=True) if same.count(own) > 1]):
-            at.refuse(f"{shown(twice[-1])} is there twice", "Write each value once.")
+            at.reject(f"{shown(twice[-1])} is there twice", "Write each value once.")
         return found
 
     several = {"type": "array", "items": each.schema, "minItems": least, "uniqueItems": is_unique}
@@ -298,9 +298,9 @@ def by_name(each: Kind, names: str = NOT_BLANK, remedy: str = "", least: int = 0
         group = at.table.below(at.key.name)
         for name in group.values:
             if not _fits(names, name):
-                group.refuse(name, "cannot be a name here", remedy)
+                group.reject(name, "cannot be a name here", remedy)
         if len(group.values) < least:
-            at.refuse("the table is empty", f"Add, for example:  {at.key.sample}")
+            at.reject("the table is empty", f"Add, for example:  {at.key.sample}")
         example = next(iter(at.key.example.values())) if at.key.example else ""
         return {name: each.read(At(group, Key(name, each, "", example)), value) for name, value in group.values.items()}
 
@@ -331,7 +331,7 @@ def several(declaration: type) -> Kind:
     def read(at: At, value: object) -> tuple[object, ...]:
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             remedy = f"Write it as:  [[{dotted((*at.table.key, at.key.name))}]]"
-            at.refuse(f"{shown(value)} is not an array of tables", remedy)
+            at.reject(f"{shown(value)} is not an array of tables", remedy)
         return tuple(read_table(at.table.below(at.key.name, place), declaration) for place in range(len(value)))
 
     def sample(name: str, example: object) -> str:

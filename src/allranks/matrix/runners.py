@@ -37,11 +37,11 @@ def checked_runner(table: Table, rule: RunnerRule) -> RunnerRule:
         rule = replace(rule, hosted=not is_own and any(map(_HOSTED_LABEL.fullmatch, labels)))
     if rule.hosted and is_own:
         what = f"a machine with the label {shown(_SELF_HOSTED)} is not one of GitHub's"
-        table.refuse("hosted", what, "Remove hosted, or that label.")
+        table.reject("hosted", what, "Remove hosted, or that label.")
     if rule.gpus and rule.hosted and any(map(_STANDARD_LABEL.fullmatch, labels)):
         what = f"GitHub's standard machines have no GPUs, and this one should have {rule.gpus}"
         remedy = "Remove gpus, name a larger runner with GPUs, or write hosted = false for a machine of your own."
-        table.refuse("gpus", what, remedy)
+        table.reject("gpus", what, remedy)
     return rule
 
 

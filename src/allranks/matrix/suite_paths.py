@@ -20,11 +20,11 @@ def suite_paths(table: Table, suite: Suite) -> tuple[tuple[Path, ...], tuple[Pat
         below = [path for path in _matches(table, "exclude", pattern) if _is_in(path, whole)]
         if not below:
             what = f"{shown(str(pattern))} excludes nothing of the suite"
-            table.refuse("exclude", what, "Correct or remove it.")
+            table.reject("exclude", what, "Correct or remove it.")
         excluded.update(below)
     left = tuple(path for path in paths if not _is_in(path, excluded))
     if not left:
-        table.refuse("exclude", "all of the suite is excluded", "Exclude less.")
+        table.reject("exclude", "all of the suite is excluded", "Exclude less.")
     return left, tuple(path for path in _outermost(sorted(excluded)) if _is_in(path, frozenset(left)))
 
 
@@ -35,12 +35,12 @@ def _matches(table: Table, name: str, pattern: Path) -> list[Path]:
     if exists(root / text):
         return [pattern]
     if not glob.has_magic(text):
-        table.refuse(name, f"there is no {shown(text)}", f"Create it, or write a path relative to {root}.")
+        table.reject(name, f"there is no {shown(text)}", f"Create it, or write a path relative to {root}.")
     # Not Path.glob: up to Python 3.12 its `**` matches folders alone.
     found = [Path(each) for each in sorted(glob.glob(text, root_dir=root, recursive=True))]  # noqa: PTH207
     if not (kept := [path for path in found if _BYTECODE not in path.parts]):
         remedy = f"`*` and `?` stop at a slash, `**` does not; the pattern is relative to {root}."
-        table.refuse(name, f"nothing matches {shown(text)}", remedy)
+        table.reject(name, f"nothing matches {shown(text)}", remedy)
     return kept
 
 
@@ -79,11 +79,11 @@ def own_path(table: Table, suite: Suite) -> Path | None:
         return None
     if len(suite.paths) > 1:
         what = f"{shown(named[0])} cannot be one of several paths"
-        table.refuse("path", what, "Give it a suite of its own: its tests lie in another folder.")
+        table.reject("path", what, "Give it a suite of its own: its tests lie in another folder.")
     for name in {"exclude", "files"} & table.values.keys():
         remedy = "Remove it; pytest_args can leave tests out: -k, --deselect."
-        table.refuse(name, f"a suite of allranks has no {name}", remedy)
+        table.reject(name, f"a suite of allranks has no {name}", remedy)
     name, names = named[0].removeprefix(PREFIX), own_names()
     if name not in names:
-        table.refuse("path", f"allranks has no suite {shown(name)}", did_you_mean(name, names))
+        table.reject("path", f"allranks has no suite {shown(name)}", did_you_mean(name, names))
     return Path(name)

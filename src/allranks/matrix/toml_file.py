@@ -51,7 +51,7 @@ class Table:
         key = (*self.key, name) if name else self.key
         return place(self.path, line_of(self.lines, key), dotted(key))
 
-    def refuse(self, name: str, what: str, remedy: str) -> NoReturn:
+    def reject(self, name: str, what: str, remedy: str) -> NoReturn:
         """Raise an error about one key of this table; about the table itself if ``name`` is empty."""
         raise MatrixError(what=f"{self.place(name)}: {what}.", remedy=remedy)
 
@@ -62,7 +62,7 @@ class Table:
             value = value[index[0]]
         if not isinstance(value, dict):
             what = f"{shown(value)} is not a table"
-            self.refuse(name, what, f"Write it as: [{dotted((*self.key, name))}]")
+            self.reject(name, what, f"Write it as: [{dotted((*self.key, name))}]")
         return replace(self, key=(*self.key, name, *index), values=value)
 
 

@@ -141,7 +141,7 @@ def parse_condition(text: str) -> Condition:
     try:
         test = _test(tree, literals, DEEPEST_NESTING)
     except RecursionError:  # of the text of a deep expression, for a message
-        _refuse(f"is nested more than {DEEPEST_NESTING} deep", "Split it into several rules.")
+        _reject(f"is nested more than {DEEPEST_NESTING} deep", "Split it into several rules.")
     named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return Condition(text, tuple(axis for axis in AXES if axis in named), tuple(literals), test)
 
@@ -165,27 +165,27 @@ _MIRRORED: Mapping[str, str] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _MEMBERSHIP = ("in", "not in")
 
 
-def _refuse(what: str, remedy: str = _LANGUAGE) -> NoReturn:
+def _reject(what: str, remedy: str = _LANGUAGE) -> NoReturn:
     raise ConditionError(what, remedy)
 
 
 def _syntax(text: str) -> ast.expr:
     if len(text) > LONGEST_CONDITION:
         what = f"is longer than {LONGEST_CONDITION} characters"
-        _refuse(what, "Split it into several rules.")
+        _reject(what, "Split it into several rules.")
     try:
         with warnings.catch_warnings():  # Python warns of escapes like '\d', but this is the user's text and not code
             warnings.simplefilter("ignore")
             return ast.parse(" ".join(text.splitlines()).strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         why = error.msg if isinstance(error, SyntaxError) else error
-        _refuse(f"cannot be read: {why}")
+        _reject(f"cannot be read: {why}")
 
 
 def _test(node: ast.expr, literals: list[tuple[str, AxisValue]], room: int) -> Test:
     """What a node means, as a function of the space; its literals are appended to the list."""
     if room == 0:
-        _refuse(f"is nested more than {DEEPEST_NESTING} deep", "Split it into several rules.")
+        _reject(f"is nested more than {DEEPEST_NESTING} deep", "Split it into several rules.")
     match node:
         case ast.BoolOp(op=op, values=values):
             tests = [_test(value, literals, room - 1) for value in values]
@@ -199,8 +199,8 @@ def _test(node: ast.expr, literals: list[tuple[str, AxisValue]], room: int) -> T
             return _joined(operator.and_, [partial(_where, link) for link in links])
         case ast.Name() | ast.Constant() if isinstance(term := _term(node), Axis):
             what = f"names the axis {term.name} without comparing it"
-            _refuse(what, f"Write {term.name} == {term.example}.")
-    _refuse(f"has {shown(ast.unparse(node))}, which is not a comparison of an axis")
+            _reject(what, f"Write {term.name} == {term.example}.")
+    _reject(f"has {shown(ast.unparse(node))}, which is not a comparison of an axis")
 
 
 def _where(comparison: Comparison, space: Space | Point) -> Points:
@@ -230,16 +230,16 @@ class Axis:
     def check(self, literal: object) -> AxisValue:
         """The literal, if the axis can be compared with it."""
         if isinstance(literal, Axis):
-            _refuse(f"has the axis {literal.name} inside a list", "A list holds literals only.")
+            _reject(f"has the axis {literal.name} inside a list", "A list holds literals only.")
         if isinstance(literal, tuple):
-            _refuse("compares with a list", "Write world_size in [2, 4].")
+            _reject("compares with a list", "Write world_size in [2, 4].")
         if not isinstance(literal, str | int) or type(literal) is not written_type(self.name):
             is_quoted_number = self.kind == "a whole number" and str(literal).isdecimal() and len(str(literal)) < 10
             right = literal if is_quoted_number else self.example
-            _refuse(f"compares {self.name}, {self.kind}, with {shown(literal)}", f"Write {self.name} == {right}.")
+            _reject(f"compares {self.name}, {self.kind}, with {shown(literal)}", f"Write {self.name} == {right}.")
         if type_of_axis[self.name] is Version and not is_version(str(literal)):
             what = f"compares {self.name} with {shown(literal)}, which is not a version"
-            _refuse(what, f"Write {self.name} >= {self.example}.")
+            _reject(what, f"Write {self.name} >= {self.example}.")
         return literal
 
 
@@ -249,7 +249,7 @@ def _term(node: ast.expr) -> object:
         case ast.Name(id=name):
             if name not in AXES:
                 remedy = f"{did_you_mean(name, AXES)} A value is written in quotes."
-                _refuse(f"names {shown(name)}, which is not an axis", remedy)
+                _reject(f"names {shown(name)}, which is not an axis", remedy)
             return Axis(name)
         case ast.Constant(value=value):
             return value
@@ -257,29 +257,29 @@ def _term(node: ast.expr) -> object:
             return -value
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return tuple(map(_term, elements))
-    _refuse(f"has {shown(ast.unparse(node))}, which is not a comparison of an axis")
+    _reject(f"has {shown(ast.unparse(node))}, which is not a comparison of an axis")
 
 
 def _comparison(left: object, right: object, op: ast.cmpop, literals: list[tuple[str, AxisValue]]) -> Comparison:
     if type(op) not in _SYMBOLS:
-        _refuse("compares with 'is'", "Write == or != instead.")
+        _reject("compares with 'is'", "Write == or != instead.")
     symbol = _SYMBOLS[type(op)]
     if symbol in _MEMBERSHIP and not (isinstance(left, Axis) and isinstance(right, tuple) and right):
         what = f"uses {symbol!r} otherwise than between an axis and a list of values"
-        _refuse(what, "Write world_size in [2, 4].")
+        _reject(what, "Write world_size in [2, 4].")
     if not isinstance(left, Axis):
         if not isinstance(right, Axis):
-            _refuse("compares two literals", f"One side has to be an axis: {', '.join(AXES)}.")
+            _reject("compares two literals", f"One side has to be an axis: {', '.join(AXES)}.")
         left, symbol, right = right, _MIRRORED.get(symbol, symbol), left
     if symbol in _MIRRORED and type_of_axis[left.name] is str:
         what = f"asks for an order with {symbol} on {left.name}"
-        _refuse(what, f"Names have none: use ==, != or in on {left.name}.")
+        _reject(what, f"Names have none: use ==, != or in on {left.name}.")
     if isinstance(right, Axis):
         if left == right:
-            _refuse(f"compares {left.name} with itself", "Compare it with a value or with another axis.")
+            _reject(f"compares {left.name} with itself", "Compare it with a value or with another axis.")
         if left.kind != right.kind:
             what = f"compares {left.name} ({left.kind}) with {right.name} ({right.kind})"
-            _refuse(what, "Compare axes of one kind.")
+            _reject(what, "Compare axes of one kind.")
         return Comparison(left.name, symbol, other=right.name)
     is_list = symbol in _MEMBERSHIP
     values = [left.check(literal) for literal in (cast("tuple[object, ...]", right) if is_list else (right,))]

@@ -124,13 +124,13 @@ def _wrong_values(config: pytest.Config) -> Iterator[str]:
     if not 0 < option.ranks_timeout <= LARGEST_NUMBER:
         yield f"--ranks-timeout {option.ranks_timeout:g}: give a number of seconds above 0"
     if option.ranks_backend not in BACKENDS:
-        yield from _refused_backend(option.ranks_backend, config)
+        yield from _backend_problem(option.ranks_backend, config)
 
 
-def _refused_backend(name: str, config: pytest.Config) -> Iterator[str]:
-    """Why a backend is refused that torch does not have, if neither the matrix file nor this session has it either."""
+def _backend_problem(name: str, config: pytest.Config) -> Iterator[str]:
+    """The error for a backend that is neither one of torch nor registered by the matrix file or this session."""
     from allranks.errors import MatrixError  # noqa: PLC0415 - see above
-    from allranks.matrix.axes import refused_backend  # noqa: PLC0415
+    from allranks.matrix.axes import backend_problem  # noqa: PLC0415
     from allranks.matrix.declaration import declared_backends  # noqa: PLC0415
 
     try:
@@ -139,8 +139,8 @@ def _refused_backend(name: str, config: pytest.Config) -> Iterator[str]:
         yield f"--ranks-backend {name}: {error}"
         return
     own = "A backend of your own goes into matrix.custom_backends, or into a module that -p or a conftest.py imports."
-    if refused := refused_backend(name, (*declared, *_registered_backends()), own):
-        what, remedy = refused
+    if problem := backend_problem(name, (*declared, *_registered_backends()), own):
+        what, remedy = problem
         yield f"--ranks-backend: {what}. {remedy}"
 
 
