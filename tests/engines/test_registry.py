@@ -28,7 +28,7 @@ class Far(ProcessEngine):
 
 class Absent(Far):
     @classmethod
-    def detect(cls, *, is_asked_for):  # noqa: ARG003
+    def detect(cls, *, is_requested):  # noqa: ARG003
         msg = "This host is not part of it."
         raise EngineAbsentError(msg, why="no such cluster")
 
@@ -139,7 +139,7 @@ def test_a_socket_in_a_closed_folder_is_tried(monkeypatch):
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setattr(docker, "_SOCKET", Closed())
     with pytest.raises(EngineError) as raised:
-        engine_class("docker").detect(is_asked_for=False)
+        engine_class("docker").detect(is_requested=False)
     assert not isinstance(raised.value, EngineAbsentError)
 
 
@@ -158,7 +158,7 @@ def test_clean_goes_on_where_an_engine_is_broken_or_not_here(others):
 def test_an_engine_that_fails_when_it_is_looked_for_is_left_out_and_told(others, tmp_path, error):
     class Broken(Far):
         @classmethod
-        def detect(cls, *, is_asked_for):  # noqa: ARG003
+        def detect(cls, *, is_requested):  # noqa: ARG003
             raise error
 
     others(broken=Broken, far=Far)

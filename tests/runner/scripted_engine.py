@@ -34,7 +34,7 @@ class StandIn(Engine):
     """The base of engines that tests give to a host that is ready: nothing detects, prepares or cleans them up."""
 
     @classmethod
-    def detect(cls, *, is_asked_for):
+    def detect(cls, *, is_requested):
         raise NotImplementedError
 
     def prepare(self, matrix, progress, uses):

@@ -69,7 +69,7 @@ def _examine_engine(name: str, requested: str, inventory: Inventory) -> Iterator
     if name not in {requested, "process"} and requested != AUTO:
         yield Finding(name, f"not checked: the requested engine is {requested}")
         return
-    yield from _in_time(name, examine_engine(name, is_asked_for=name == requested, inventory=inventory))
+    yield from _in_time(name, examine_engine(name, is_requested=name == requested, inventory=inventory))
 
 
 def _in_time(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:

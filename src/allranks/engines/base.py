@@ -373,11 +373,11 @@ class Engine(ABC):
 
     @classmethod
     @abstractmethod
-    def detect(cls, *, is_asked_for: bool) -> Self:
+    def detect(cls, *, is_requested: bool) -> Self:
         """Connect to the engine of this host.
 
         Args:
-            is_asked_for: Whether the user has named it. Otherwise a host that seems to lack it is not searched further.
+            is_requested: Whether the user has named it. Otherwise a host that seems to lack it is not searched further.
 
         Raises:
             EngineAbsentError: This host does not have it, which is no problem; ``why`` says in words what is missing.

@@ -63,8 +63,8 @@ class DockerEngine(Engine):
         self._package = package
 
     @classmethod
-    def detect(cls, *, is_asked_for: bool = True) -> Self:
-        if not is_asked_for and (lacking := _lacking()):
+    def detect(cls, *, is_requested: bool = True) -> Self:
+        if not is_requested and (lacking := _lacking()):
             msg = "This host has no Docker daemon."
             raise EngineAbsentError(msg, why=lacking)
         try:

@@ -75,7 +75,7 @@ class ProcessEngine(Engine):
         self._package = package
 
     @classmethod
-    def detect(cls, *, is_asked_for: bool = True) -> Self:  # noqa: ARG003
+    def detect(cls, *, is_requested: bool = True) -> Self:  # noqa: ARG003
         return cls()
 
     def prepare(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> MakeEnvironment:

@@ -45,11 +45,11 @@ def choose_engine(name: str) -> tuple[Engine, str]:
         EngineError: The named engine is not there.
     """
     if name != AUTO:
-        return _detected(name, is_asked_for=True), "asked for"
+        return _detected(name, is_requested=True), "asked for"
     lacking: list[str] = []
     for own in OF_THIS_HOST:
         try:
-            engine = _detected(own, is_asked_for=False)
+            engine = _detected(own, is_requested=False)
         except EngineDeniedError:
             raise
         except EngineError as error:
@@ -60,10 +60,10 @@ def choose_engine(name: str) -> tuple[Engine, str]:
     raise EngineError(msg, why="; ".join(lacking))
 
 
-def _detected(name: str, *, is_asked_for: bool) -> Engine:
+def _detected(name: str, *, is_requested: bool) -> Engine:
     """Connect to an engine; whatever it raises is an :class:`AllranksError`."""
     try:
-        return engine_class(name).detect(is_asked_for=is_asked_for)
+        return engine_class(name).detect(is_requested=is_requested)
     except AllranksError:
         raise
     except Exception as error:
@@ -87,22 +87,22 @@ def engines_here(*, beside: str = "", with_queues: bool = True) -> list[Engine]:
     for name in engine_names():
         with suppress(AllranksError):
             if name != beside and (with_queues or not engine_class(name).has_queue):
-                found.append(_detected(name, is_asked_for=False))
+                found.append(_detected(name, is_requested=False))
     return found
 
 
-def examine_engine(name: str, *, is_asked_for: bool, inventory: Inventory) -> Iterator[Finding]:
+def examine_engine(name: str, *, is_requested: bool, inventory: Inventory) -> Iterator[Finding]:
     """Check an engine for ``allranks doctor``: whether it is there, what its jobs need, and what dead runs left.
 
     Args:
         name: The engine.
-        is_asked_for: Whether its absence is a problem.
+        is_requested: Whether its absence is a problem.
         inventory: The GPUs of its jobs.
     """
     try:
-        engine = _detected(name, is_asked_for=is_asked_for)
+        engine = _detected(name, is_requested=is_requested)
     except AllranksError as error:
-        is_absent = isinstance(error, EngineAbsentError) and not is_asked_for
+        is_absent = isinstance(error, EngineAbsentError) and not is_requested
         text = f"not checked: {error.why}" if is_absent else f"{error.what} {error.why}".strip()
         yield Finding(name, text, "" if is_absent else error.remedy or "See docs/extending.md.")
         return

@@ -337,7 +337,7 @@ class ServerPlugin:
                 prints_at_once=self._prints_at_once(session),
                 lacks=self._lack[1] if self._lack else "",
                 goes_on=not self._has_failed,
-                measures=self._measurement.is_asked_for,
+                measures=self._measurement.is_requested,
                 python=platform.python_version(),
             )
         )

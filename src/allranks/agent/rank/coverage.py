@@ -58,14 +58,14 @@ class Measurement:
         self._config = config
         self._folder = folders.results / COVERAGE
         self._earlier = folders.results / EARLIER_COVERAGE
-        self.is_asked_for = False  # whether the user asked for coverage
+        self.is_requested = False  # whether the user asked for coverage
 
     def begin(self, early_config: pytest.Config) -> None:
         """Set the path of the data file before anything is measured."""
         options = early_config.known_args_namespace
         if not getattr(options, "cov_source", None) or getattr(options, "no_cov", False):
             return
-        self.is_asked_for = True
+        self.is_requested = True
         self._folder.mkdir(exist_ok=True)
         # In coverage.py the environment takes precedence. Absolute: a process in another folder must use the same file.
         os.environ["COVERAGE_FILE"] = str(self._folder / DATA)

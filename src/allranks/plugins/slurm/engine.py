@@ -68,7 +68,7 @@ class SlurmEngine(Engine):
         self._queue = SlurmQueue()
 
     @classmethod
-    def detect(cls, *, is_asked_for: bool = True) -> Self:  # noqa: ARG003
+    def detect(cls, *, is_requested: bool = True) -> Self:  # noqa: ARG003
         """See :meth:`allranks.engines.base.Engine.detect`; the controller need not answer at this moment."""
         lacking = [command for command in _COMMANDS if shutil.which(command) is None]
         if lacking:
