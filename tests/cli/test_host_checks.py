@@ -10,7 +10,7 @@ from allranks.cli import host_checks
 from allranks.cli.host_checks import examine, examine_folders, examine_gpus
 from allranks.engines import process
 from allranks.engines.base import Finding, Leftovers
-from allranks.engines.docker import examine_daemon, examine_images
+from allranks.engines.docker import check_daemon, check_image_space
 from allranks.engines.gpus import Inventory
 from allranks.engines.process import ProcessEngine
 from allranks.errors import DeviceError, EngineError
@@ -37,8 +37,8 @@ def problems(findings):
 
 def test_a_host_where_all_is_well_has_no_problem(tmp_path):
     assert not problems(examine_gpus(NVIDIA, tmp_path))
-    assert not problems(examine_daemon(WELL, NVIDIA, NOW))
-    assert not problems(examine_daemon(WELL, Inventory(), NOW))
+    assert not problems(check_daemon(WELL, NVIDIA, NOW))
+    assert not problems(check_daemon(WELL, Inventory(), NOW))
 
 
 def test_a_driver_without_a_gpu_is_a_problem(tmp_path):
@@ -97,27 +97,27 @@ def test_device_nodes_that_this_user_may_not_use_are_named(tmp_path):
 )
 def test_what_a_daemon_lacks_is_told_with_the_one_thing_to_do(monkeypatch, said, inventory, subject, remedy):
     monkeypatch.setenv("PATH", "/nowhere")
-    [problem] = problems(examine_daemon({**WELL, **said}, inventory, NOW)).values()
+    [problem] = problems(check_daemon({**WELL, **said}, inventory, NOW)).values()
     assert problem.subject == subject
     assert remedy in problem.remedy
 
 
 def test_a_cdi_specification_is_found(tmp_path):
     (tmp_path / "nvidia.yaml").touch()
-    assert not problems(examine_daemon({**WELL, "CDISpecDirs": [str(tmp_path)]}, CDI, NOW))
+    assert not problems(check_daemon({**WELL, "CDISpecDirs": [str(tmp_path)]}, CDI, NOW))
 
 
 @pytest.mark.parametrize("said", ["", "yesterday", "2026-11-22T09:00:00+08:00"])
 def test_a_daemon_whose_time_is_no_utc_says_nothing_of_clocks(said):
-    assert "clock" not in [finding.subject for finding in examine_daemon({**WELL, "SystemTime": said}, NVIDIA, NOW)]
+    assert "clock" not in [finding.subject for finding in check_daemon({**WELL, "SystemTime": said}, NVIDIA, NOW)]
 
 
 def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tmp_path, monkeypatch):
     monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 30))
     assert not problems(examine_folders(tmp_path / "not/yet", tmp_path))
-    assert not problems(examine_images(tmp_path, Inventory()))
-    assert "Free 24 GiB" in problems(examine_images(tmp_path, NVIDIA))["images"].remedy
-    assert not list(examine_images(None, NVIDIA))
+    assert not problems(check_image_space(tmp_path, Inventory()))
+    assert "Free 24 GiB" in problems(check_image_space(tmp_path, NVIDIA))["images"].remedy
+    assert not list(check_image_space(None, NVIDIA))
     monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     found = problems(examine_folders(tmp_path / "not/yet", tmp_path))
     assert set(found) == {"results", "cache", "shared memory"}
@@ -170,7 +170,7 @@ def test_a_folder_that_is_not_writable_is_a_problem(tmp_path, monkeypatch):
 def test_a_slow_lookup_of_the_name_of_this_host_is_a_problem(monkeypatch, seconds, remedies):
     clock = iter((100.0, 100.0 + seconds))
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    found = problems(ProcessEngine().examine(Inventory()))
+    found = problems(ProcessEngine().check(Inventory()))
     assert len(found) == remedies
     assert all("/etc/hosts: ::ffff:127.0.0.1 localhost" in each.remedy for each in found.values())
 

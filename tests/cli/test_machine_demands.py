@@ -45,7 +45,7 @@ def machine(monkeypatch):
             return inventory
 
         monkeypatch.setattr(machine_demands, "take_inventory", take)
-        engine = SimpleNamespace(examine=lambda _: said, close=lambda: None)
+        engine = SimpleNamespace(check=lambda _: said, close=lambda: None)
         monkeypatch.setattr(machine_demands, "choose_engine", lambda _: (engine, ""))
 
     return make

@@ -204,6 +204,6 @@ def _engine(where: Where, inventory: Inventory) -> Iterator[Finding]:
     try:
         engine, _ = choose_engine(where.engine)
         with closing(engine):
-            yield from (each for each in engine.examine(inventory) if each.subject in _OF_ENGINE)
+            yield from (each for each in engine.check(inventory) if each.subject in _OF_ENGINE)
     except AllranksError as error:
         yield Finding(where.engine, f"{error.what} {error.why}".strip(), error.remedy)

@@ -433,7 +433,7 @@ class Engine(ABC):
         """
         return len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 
-    def examine(self, inventory: "Inventory") -> Iterator[Finding]:  # noqa: ARG002 - of engines that pass GPUs on
+    def check(self, inventory: "Inventory") -> Iterator[Finding]:  # noqa: ARG002 - of engines that pass GPUs on
         """Check what it needs to run jobs with these GPUs, for ``allranks doctor``; nothing is changed."""
         yield from ()
 

@@ -134,7 +134,7 @@ class DockerEngine(Engine):
             said = self.image_daemon.info()
         return int(said["NCPU"]), int(said["MemTotal"]) >> 20
 
-    def examine(self, inventory: Inventory) -> Iterator[Finding]:
+    def check(self, inventory: Inventory) -> Iterator[Finding]:
         from allranks.images.builders import images_folder  # noqa: PLC0415 - see detect
 
         try:
@@ -142,8 +142,8 @@ class DockerEngine(Engine):
         except Exception as error:  # noqa: BLE001 - the SDK's, requests' or urllib3's own
             yield Finding("Docker", f"the daemon does not answer: {error}", "Restart it, and see its log.")
             return
-        yield from examine_daemon(said, inventory, time.time())
-        yield from examine_images(images_folder(said, self.image_daemon.api.base_url), inventory)
+        yield from check_daemon(said, inventory, time.time())
+        yield from check_image_space(images_folder(said, self.image_daemon.api.base_url), inventory)
 
 
 def _lacking() -> str:
@@ -155,7 +155,7 @@ def _lacking() -> str:
     return "" if is_expected else f"no Docker daemon: there is no {_SOCKET}"
 
 
-def examine_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) -> Iterator[Finding]:
+def check_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) -> Iterator[Finding]:
     """Check what a Docker daemon supports.
 
     Args:
@@ -176,7 +176,7 @@ def examine_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) ->
     yield from _clock(str(said.get("SystemTime", "")), now)
 
 
-def examine_images(folder: Path | None, inventory: Inventory) -> Iterator[Finding]:
+def check_image_space(folder: Path | None, inventory: Inventory) -> Iterator[Finding]:
     """Check the disk space for images.
 
     Args:

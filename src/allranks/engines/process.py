@@ -90,8 +90,8 @@ class ProcessEngine(Engine):
             self._package = package_path(cache_folder() / "package")
         return self._package
 
-    def examine(self, _inventory: Inventory) -> Iterator[Finding]:
-        yield _examine_names()
+    def check(self, _inventory: Inventory) -> Iterator[Finding]:
+        yield _check_names()
 
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
@@ -160,7 +160,7 @@ class ProcessEngine(Engine):
         return Leftovers([*dead, *(f"folder {folder}" for folder in left)], unknown)
 
 
-def _examine_names() -> Finding:
+def _check_names() -> Finding:
     """How long torch's stores wait for the name of a peer on this host, which they ask for but to log it."""
     began = time.monotonic()
     with suppress(OSError):

@@ -91,7 +91,7 @@ def engines_here(*, beside: str = "", with_queues: bool = True) -> list[Engine]:
     return found
 
 
-def examine_engine(name: str, *, is_requested: bool, inventory: Inventory) -> Iterator[Finding]:
+def check_engine(name: str, *, is_requested: bool, inventory: Inventory) -> Iterator[Finding]:
     """Check an engine for ``allranks doctor``: whether it is there, what its jobs need, and what dead runs left.
 
     Args:
@@ -107,11 +107,11 @@ def examine_engine(name: str, *, is_requested: bool, inventory: Inventory) -> It
         yield Finding(name, text, "" if is_absent else error.remedy or "See docs/extending.md.")
         return
     with closing(engine):
-        yield from engine.examine(inventory)
-        yield from _examine_remains(engine)
+        yield from engine.check(inventory)
+        yield from _check_leftovers(engine)
 
 
-def _examine_remains(engine: Engine) -> Iterator[Finding]:
+def _check_leftovers(engine: Engine) -> Iterator[Finding]:
     try:
         dead = engine.clean_up(is_dry_run=True).dead
     except EngineError as error:

@@ -97,7 +97,7 @@ class SlurmEngine(Engine):
         """See :meth:`allranks.engines.base.Engine.capacity`: SLURM divides its nodes itself."""
         return _UNBOUNDED, _UNBOUNDED * 1000
 
-    def examine(self, _inventory: Inventory) -> Iterator[Finding]:
+    def check(self, _inventory: Inventory) -> Iterator[Finding]:
         yield _examine_controller()
         yield _examine_spool(self._spool)
 
