@@ -22,7 +22,7 @@ from allranks.engines.docker_requests import container_title, volume_names
 from allranks.errors import EngineError, ExitCode
 from allranks.images import docker_client
 from allranks.images.docker_client import connect
-from allranks.images.leftovers import LABEL, unjudged_builders
+from allranks.images.leftovers import LABEL, foreign_builders
 from allranks.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABEL, locks_place, own_run
 from allranks.protocol.records import Notice
 
@@ -513,7 +513,7 @@ def test_a_daemon_of_this_process_namespace_is_seen(monkeypatch, tmp_path):
 def test_a_container_of_a_finished_image_is_of_no_unfinished_build():
     container = {"Labels": {LABEL: ""}, "State": "running"}
     client = SimpleNamespace(images=lambda **_: [], containers=lambda **_: [container])
-    assert unjudged_builders(client) == []
+    assert foreign_builders(client) == []
 
 
 def test_a_job_without_gpus_is_not_looked_at_for_them(make_spec):

@@ -10,7 +10,7 @@ import pytest
 from allranks.engines import agents
 from allranks.engines.agents import collect_results
 from allranks.engines.archive import unpack
-from allranks.engines.intake import draft_of
+from allranks.engines.result_files import draft_of
 
 
 def fails(*_):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engines import intake
 from allranks.engines import process as engine_process
-from allranks.engines.agents import arrange_meeting, collect_results, gpus_of, name_of
+from allranks.engines import writer
+from allranks.engines.agents import collect_results, gpus_of, name_of, reserve_rendezvous
 from allranks.engines.base import JobExit, NodeExit
 from allranks.engines.package import package_folder
 from allranks.engines.process import ProcessEngine, environment, remove_tree
@@ -40,27 +40,29 @@ def test_ends_as_it_is_told(rank):
 
 
 @pytest.fixture
-def meeting():
-    meeting = arrange_meeting()
-    yield meeting
-    meeting.close()
+def rendezvous():
+    rendezvous = reserve_rendezvous()
+    yield rendezvous
+    rendezvous.close()
 
 
-def test_every_agent_has_its_node_and_all_have_one_port_and_one_token(meeting, make_spec):
+def test_every_agent_has_its_node_and_all_have_one_port_and_one_token(rendezvous, make_spec):
     agent = make_spec(nodes=2).agent
-    posts = [meeting.config_of(agent, node).post for node in range(2)]
+    posts = [rendezvous.agent_config(agent, node).post for node in range(2)]
     assert [post.node for post in posts] == [0, 1]
-    assert {(post.leader, post.port, post.token) for post in posts} == {(*meeting.held.getsockname(), meeting.token)}
+    assert {(post.leader, post.port, post.token) for post in posts} == {
+        (*rendezvous.held.getsockname(), rendezvous.token)
+    }
 
 
-def test_no_two_jobs_have_one_token(meeting):
-    other = arrange_meeting()
+def test_no_two_jobs_have_one_token(rendezvous):
+    other = reserve_rendezvous()
     other.close()
-    assert other.token != meeting.token
+    assert other.token != rendezvous.token
 
 
-def test_nobody_gets_the_port_but_who_asks_for_it_by_number(meeting):
-    address = meeting.held.getsockname()
+def test_nobody_gets_the_port_but_who_asks_for_it_by_number(rendezvous):
+    address = rendezvous.held.getsockname()
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(address)
     with socket.socket() as leader:
@@ -89,8 +91,8 @@ def test_the_token_is_in_no_record(make_spec):
     assert "very-secret" in spec.agent.to_json()
 
 
-def test_a_config_with_a_post_reads_back(meeting, make_spec, tmp_path):
-    config = meeting.config_of(make_spec(nodes=2).agent, 1)
+def test_a_config_with_a_post_reads_back(rendezvous, make_spec, tmp_path):
+    config = rendezvous.agent_config(make_spec(nodes=2).agent, 1)
     (tmp_path / "config.json").write_text(config.to_json())
     assert AgentConfig.read(tmp_path / "config.json") == config
 
@@ -240,7 +242,7 @@ def test_folders_deeper_than_any_path_end_nothing(folders, monkeypatch):
 
 
 def test_files_are_counted_and_those_beyond_the_limit_are_told(folders, monkeypatch):
-    monkeypatch.setattr(intake, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(writer, "MOST_ENTRIES", 3)
     [source], home = folders({name: name for name in "abcdef"})
     with pytest.raises(EngineError, match="more than 3 files and folders"):
         collect_results([source], home)

@@ -19,7 +19,7 @@ from typing import IO, Generic, Protocol, TypeVar
 from allranks.agent.rendezvous import hold_port
 from allranks.engines.agent_output import Damage
 from allranks.engines.base import JobExit, JobSpec, NodeExit, Passthrough, Placement, RecordSink
-from allranks.engines.intake import MOST_ENTRIES, Intake
+from allranks.engines.result_files import MOST_ENTRIES, ResultWriter
 from allranks.protocol.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, NodeConfig, share_of
 from allranks.protocol.records import NodesMet, Record
 
@@ -29,13 +29,13 @@ _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Meeting:
+class Rendezvous:
     """The rendezvous of the agents of one job on this host, and their shared secret."""
 
     held: socket.socket  # the port, reserved as long as this is open: bound with SO_REUSEADDR, and not listening
     token: str
 
-    def config_of(self, agent: AgentConfig, node: int) -> AgentConfig:
+    def agent_config(self, agent: AgentConfig, node: int) -> AgentConfig:
         """The configuration of one node's agent."""
         address, port = self.held.getsockname()
         post = NodeConfig(node=node, leader=address, port=port, token=self.token)
@@ -47,9 +47,9 @@ class Meeting:
         self.held.close()
 
 
-def arrange_meeting() -> Meeting:
+def reserve_rendezvous() -> Rendezvous:
     """A port of the loopback interface, and a new token."""
-    return Meeting(hold_port(host="127.0.0.1"), make_token())
+    return Rendezvous(hold_port(host="127.0.0.1"), make_token())
 
 
 def make_token() -> str:
@@ -98,21 +98,21 @@ def collect_results(folders: Sequence[Path], results: Path, each: int = RESULTS_
         OSError: Something cannot be copied; everything else has been.
         EngineError: Something was left out; all that fits was unpacked.
     """
-    intake = Intake(results, each * len(folders))
+    writer = ResultWriter(results, each * len(folders))
     errors: list[OSError] = []
     for node, folder in enumerate(folders):
-        for path in _files(folder, intake, errors):
+        for path in _files(folder, writer, errors):
             try:
-                _copy(path, PurePosixPath(path.relative_to(folder)), node, intake)
+                _copy(path, PurePosixPath(path.relative_to(folder)), node, writer)
             except OSError as error:
                 errors.append(error)
     if errors:
         raise errors[0]
-    intake.check()
+    writer.check()
 
 
-def _files(folder: Path, intake: Intake, errors: list[OSError]) -> Iterator[Path]:
-    """The regular files below a folder, as far as the intake takes any more."""
+def _files(folder: Path, writer: ResultWriter, errors: list[OSError]) -> Iterator[Path]:
+    """The regular files below a folder, as far as the writer takes any more."""
     if folder.is_symlink() or not folder.is_dir():
         errors.append(FileNotFoundError(errno.ENOENT, "there is no folder", str(folder)))
         return
@@ -125,15 +125,15 @@ def _files(folder: Path, intake: Intake, errors: list[OSError]) -> Iterator[Path
             errors.append(error)
             continue
         for entry in found:
-            intake.count_entry()
+            writer.count_entry()
             path = Path(entry.path)
             if entry.is_file(follow_symlinks=False):
                 yield path
-            elif entry.is_dir(follow_symlinks=False) and intake.takes_folder(PurePosixPath(path.relative_to(folder))):
+            elif entry.is_dir(follow_symlinks=False) and writer.takes_folder(PurePosixPath(path.relative_to(folder))):
                 waiting.append(path)
 
 
-def _copy(source: Path, relative: PurePosixPath, node: int, intake: Intake) -> None:
+def _copy(source: Path, relative: PurePosixPath, node: int, writer: ResultWriter) -> None:
     if node and relative.parts[0] == PYTEST_CACHE:  # the leader's has it all
         return
     name = name_of(relative, node) if node else relative
@@ -141,12 +141,12 @@ def _copy(source: Path, relative: PurePosixPath, node: int, intake: Intake) -> N
         # Since it was listed, it may have become a link, or a pipe that would block.
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
-        intake.leave_out("unreadable", name, 0)
+        writer.leave_out("unreadable", name, 0)
         return
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode):
-            intake.add_file(name, found.st_size, _pieces(file, found.st_size))
+            writer.add_file(name, found.st_size, _pieces(file, found.st_size))
 
 
 def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:

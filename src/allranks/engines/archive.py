@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, Final, Self, TypeVar, cast
 
 from allranks.engines.base import FileCopy
-from allranks.engines.intake import Intake
+from allranks.engines.result_files import ResultWriter
 from allranks.errors import EngineError
 from allranks.images.tar_stream import END, entry_of
 from allranks.protocol.config import RESULTS_BYTES
@@ -179,20 +179,20 @@ def unpack(pieces: Iterable[bytes], into: Path, most: int = RESULTS_BYTES) -> No
         EngineError: Something was left out; all that fits was unpacked.
         OSError: The folder cannot be written.
     """
-    intake = Intake(into, most)
+    writer = ResultWriter(into, most)
     with tarfile.open(fileobj=cast("IO[bytes]", _Source(pieces)), mode="r|", tarinfo=_Entry) as archive:
         for entry in archive:
-            intake.count_entry()
+            writer.count_entry()
             path = PurePosixPath(*PurePosixPath(entry.name).parts[1:])
             if ".." in path.parts:
                 msg = f"{entry.name!r} would leave the folder"
                 raise tarfile.ExtractError(msg)
             is_file = entry.isreg() and not entry.issparse()
-            is_taken = is_file and intake.add_file(path, entry.size, _content(archive, entry))
+            is_taken = is_file and writer.add_file(path, entry.size, _content(archive, entry))
             has_content = entry.isreg() or entry.type not in tarfile.SUPPORTED_TYPES
-            if not intake.may_pass_over(entry.size if has_content and not is_taken else 0):
+            if not writer.may_pass_over(entry.size if has_content and not is_taken else 0):
                 break
-    intake.check()
+    writer.check()
 
 
 def _content(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[bytes]:

@@ -35,12 +35,12 @@ from allranks.images.docker_client import FAILURES
 from allranks.images.leftovers import (
     Listed,
     dead_builders,
+    foreign_builders,
     is_still,
     labels_of,
     made_at,
     reference_of,
     remove_dead_builds,
-    unjudged_builders,
 )
 from allranks.interruption import block_signals
 from allranks.ownership import (
@@ -168,7 +168,7 @@ class DaemonObjects:
                 volumes = [each for each in volumes if _removes(self._client.remove_volume, each["Name"])]
                 networks = [each for each in networks if _removes(self._client.remove_network, each["Id"])]
                 forget_dead_runs()
-            unknown = _names(others, more, rest, unjudged_builders(self._client))
+            unknown = _names(others, more, rest, foreign_builders(self._client))
         return Leftovers(_names(containers, volumes, networks, builders), unknown)
 
     def _containers(self) -> Sequence[Listed]:
@@ -201,7 +201,7 @@ def _as_reading_error(spec: JobSpec) -> Iterator[None]:
 def _sorted(listed: Iterable[Listed]) -> tuple[list[Listed], list[Listed]]:
     """What belongs to dead runs, and what to runs of which that is not known here."""
     every = list(listed)
-    return list(filter(_is_dead, every)), list(filter(_is_unjudged, every))
+    return list(filter(_is_dead, every)), list(filter(_is_foreign, every))
 
 
 def _removes(remove: Callable[[str], object], name: str) -> bool:
@@ -255,7 +255,7 @@ def _is_dead(listed: Listed) -> bool:
     return is_still(listed) and is_of_earlier_boot(host, made_at(listed))
 
 
-def _is_unjudged(listed: Listed) -> bool:
+def _is_foreign(listed: Listed) -> bool:
     """True if something belongs to a run whose owner may live where its lock cannot be seen from here."""
     labels = labels_of(listed)
     is_of_here = labels.get(HOST_LABEL) == host_id() or labels.get(LOCKS_LABEL) == locks_place()

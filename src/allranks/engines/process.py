@@ -18,7 +18,7 @@ from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.agent.evidence import read, remove_tree
 from allranks.agent.linux import is_readable, processes, signal_group, signal_pidfd, variables_of
 from allranks.engines.agent_output import Damage, RecordReader
-from allranks.engines.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, collect_results, gpus_of
+from allranks.engines.agents import STOP_GRACE, JobOfAgents, Rendezvous, collect_results, gpus_of, reserve_rendezvous
 from allranks.engines.archive import copy_files
 from allranks.engines.base import (
     Engine,
@@ -113,14 +113,14 @@ class ProcessEngine(Engine):
         with ExitStack() as undo:
             try:
                 (scratch / "shared").mkdir()
-                meeting = undo.enter_context(closing(arrange_meeting())) if spec.agent.nodes > 1 else None
+                rendezvous = undo.enter_context(closing(reserve_rendezvous())) if spec.agent.nodes > 1 else None
                 agents: list[_Agent] = []
                 for node in range(spec.agent.nodes):
-                    config = meeting.config_of(spec.agent, node) if meeting else spec.agent
+                    config = rendezvous.agent_config(spec.agent, node) if rendezvous else spec.agent
                     agents.append(self._start_agent(replace(spec, agent=config), spec.python, scratch, held))
                     undo.callback(agents[-1].close)
                     undo.callback(agents[-1].end, 0.0)
-                job = ProcessJob(agents, spec.resources.seconds, meeting)
+                job = ProcessJob(agents, spec.resources.seconds, rendezvous)
             except OSError as error:
                 msg = f"The agent of {spec.job_id} could not be started."
                 raise EngineError(msg, why=str(error), remedy="Check process.python in the matrix file.") from error
@@ -230,11 +230,11 @@ class _Agent:
 
 
 class ProcessJob(JobOfAgents[_Agent]):
-    """Agents on this host, one for each node, the leading one first; a single one has no meeting."""
+    """Agents on this host, one for each node, the leading one first; a single one has no rendezvous."""
 
-    def __init__(self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None) -> None:
+    def __init__(self, agents: Sequence[_Agent], limit: float, rendezvous: Rendezvous | None = None) -> None:
         super().__init__(agents, limit)
-        self._meeting = meeting
+        self._rendezvous = rendezvous
 
     def collect(self, results: Path) -> None:
         try:
@@ -247,8 +247,8 @@ class ProcessJob(JobOfAgents[_Agent]):
         """Release agents that have ended."""
         for agent in self._agents:
             agent.close()
-        if self._meeting is not None:
-            self._meeting.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
         super().close()
 
 

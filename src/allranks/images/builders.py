@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from allranks.errors import ImageError
 from allranks.images.child_process import child, lines_of
-from allranks.images.daemon import Heard, Progress, error_of, find, reported
+from allranks.images.daemon import EventReader, Progress, error_of, find, reported
 from allranks.images.leftovers import end_step
 from allranks.images.tar_stream import END, entry_of
 from allranks.protocol.xml_text import clipped
@@ -177,7 +177,7 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
             forcerm=True,
             decode=True,
         )
-        heard = Heard(events)
+        heard = EventReader(events)
         try:
             failure = _follow(heard, request, last, progress)
         except BaseException:
@@ -187,7 +187,7 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
         raise failure
 
 
-def _follow(heard: Heard, request: BuildRequest, last: deque[str], progress: Progress) -> ImageError | None:
+def _follow(heard: EventReader, request: BuildRequest, last: deque[str], progress: Progress) -> ImageError | None:
     """Take the daemon's events; return the error by which it has ended the build."""
     rest = ""  # output comes in the pieces that a command wrote, and apt writes `E`, `:` and the message one by one
     for event in heard:
@@ -199,7 +199,7 @@ def _follow(heard: Heard, request: BuildRequest, last: deque[str], progress: Pro
     return None
 
 
-def _wait_for_end(client: DockerClient, request: BuildRequest, heard: Heard, progress: Progress) -> None:
+def _wait_for_end(client: DockerClient, request: BuildRequest, heard: EventReader, progress: Progress) -> None:
     """Cancel a build, and wait until the daemon has ended it.
 
     It would end by itself without a client, but only after its current step, and no process would be left to remove

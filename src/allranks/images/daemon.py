@@ -86,7 +86,7 @@ def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: st
     what = f"The image {reference} is not on this host and cannot be pulled."
     progress(f"pulling {reference}")
     with reported(what, remedy=remedy):
-        for event in Heard(client.api.pull(reference, stream=True, decode=True)):
+        for event in EventReader(client.api.pull(reference, stream=True, decode=True)):
             if error := error_of(event):
                 raise ImageError(what, why=_sentence(error), remedy=remedy)
         image = client.images.get(reference)
@@ -94,7 +94,7 @@ def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: st
     return image
 
 
-class Heard:
+class EventReader:
     """The daemon's events of a build or a pull, read by a thread: an interrupt in the reading would lose later ones.
 
     An iteration ends as :func:`allranks.interruption.check` asks, and can be taken up again.

@@ -86,7 +86,7 @@ def dead_builders(client: APIClient) -> list[str]:
     return [builder for builder, left in _unfinished(client).items() if _is_dead(builder, left)]
 
 
-def unjudged_builders(client: APIClient) -> list[str]:
+def foreign_builders(client: APIClient) -> list[str]:
     """The labels of builds whose builder may live, which cannot be determined from here."""
     found = _unfinished(client)
     return [builder for builder, left in found.items() if not (_is_of_here(builder) or _is_dead(builder, left))]

@@ -52,7 +52,7 @@ _CLASHES = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY
 """The kernel's errors for a file in the place of a folder, or the other way round."""
 
 
-class Intake:
+class ResultWriter:
     """Puts a job's files into a folder, as far as they fit, and records those that do not.
 
     Args:
