@@ -65,7 +65,7 @@ def test_a_line_that_something_else_has_begun_hides_no_record():
 def test_notes_join_the_output():
     stream = RecordReader()
     list(stream.feed(b"out\n"))
-    stream.note(b"err\n")
+    stream.add_output(b"err\n")
     assert stream.output == "out\nerr"
 
 

@@ -22,7 +22,7 @@ class Told:
         self.descriptors = [self.reading]
         self.is_stop_requested = False
 
-    def hear(self, _ready):
+    def read(self, _ready):
         if os.read(self.reading, 1) == b".":
             return [Went()]
         self.has_ended = True

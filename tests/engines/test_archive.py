@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.engines import writer
+from allranks.engines import result_files
 from allranks.engines.archive import Archive, unpack, walk
 from allranks.engines.base import FileCopy
 from allranks.errors import EngineError
@@ -285,7 +285,7 @@ def test_an_archive_is_not_read_to_the_end_of_a_file_that_is_far_too_large(size,
 
 
 def test_entries_are_counted_and_those_beyond_the_limit_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "MOST_ENTRIES", 4)
+    monkeypatch.setattr(result_files, "MOST_ENTRIES", 4)
     with pytest.raises(EngineError, match="more than 4 files and folders: 'e3'"):
         unpack(hostile(entry("results", tarfile.DIRTYPE), *(entry(f"results/e{n}") for n in range(9))), tmp_path)
     assert set(content(tmp_path)) == {"e0", "e1", "e2"}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from allranks.engines import process as engine_process
-from allranks.engines import writer
-from allranks.engines.agents import collect_results, gpus_of, name_of, reserve_rendezvous
+from allranks.engines import result_files
+from allranks.engines.agents import collect_results, gpus_of, result_name, reserve_rendezvous
 from allranks.engines.base import JobExit, NodeExit
 from allranks.engines.package import package_folder
 from allranks.engines.process import ProcessEngine, environment, remove_tree
@@ -146,8 +146,8 @@ def test_a_folder_that_is_gone_is_an_error_and_keeps_nothing_else_back(folders, 
 
 
 def test_only_an_agents_own_files_are_renamed():
-    assert name_of(Path("rank-1.log"), 1) == Path("rank-1.log")
-    assert name_of(Path("of-mine/agent"), 1) == Path("of-mine/agent")
+    assert result_name(Path("rank-1.log"), 1) == Path("rank-1.log")
+    assert result_name(Path("of-mine/agent"), 1) == Path("of-mine/agent")
 
 
 def test_links_are_not_followed_and_what_would_block_is_not_opened(folders, tmp_path):
@@ -242,7 +242,7 @@ def test_folders_deeper_than_any_path_end_nothing(folders, monkeypatch):
 
 
 def test_files_are_counted_and_those_beyond_the_limit_are_told(folders, monkeypatch):
-    monkeypatch.setattr(writer, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(result_files, "MOST_ENTRIES", 3)
     [source], home = folders({name: name for name in "abcdef"})
     with pytest.raises(EngineError, match="more than 3 files and folders"):
         collect_results([source], home)
@@ -352,7 +352,7 @@ def test_an_agent_that_ends_after_the_leader_has_met_it_is_the_leaders_business(
         "print('\\x1e' + json.dumps(['NodesMet', {'nodes': [1]}]), flush=True)\nsys.stdin.readline(); sys.exit(7)\n"
     )
     with engine(NODE + f"if not node:\n {leader.replace(chr(10), chr(10) + ' ')}").start(spec) as job:
-        job._read_until(lambda: job._have_met and job._followers[0].has_ended, lambda: NEVER, ignore)
+        job._read_until(lambda: job._are_connected and job._followers[0].has_ended, lambda: NEVER, ignore)
         job.go()
         assert job.wait(ignore).status == 7
 

@@ -73,12 +73,12 @@ class Container:
     def descriptors(self) -> tuple[int, ...]:
         return (self._socket.fileno(),)
 
-    def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage]:
+    def read(self, _ready: Collection[int]) -> Iterator[Record | Damage]:
         """Read what has arrived; the end of the attach stream is the container's end."""
         data = self._receive()
         for stream, payload in self._frames.feed(data):
             if stream != STDOUT:
-                self._stream.note(payload)
+                self._stream.add_output(payload)
                 continue
             for said in self._stream.feed(payload):
                 if isinstance(said, ContainerEnded):
@@ -276,7 +276,7 @@ class DockerJob(JobOfAgents[Container]):
 
     def _is_over(self) -> bool:
         """True also if the nodes' network is removed before they met: they would wait until their time is up."""
-        if self._followers and not self._have_met and time.monotonic() - self._looked > _LOOK_AGAIN:
+        if self._followers and not self._are_connected and time.monotonic() - self._looked > _LOOK_AGAIN:
             self._is_apart = self._is_apart or any(container.is_cut_off for container in self._agents)
             self._looked = time.monotonic()
         return self._is_apart or super()._is_over()

@@ -190,7 +190,7 @@ class _Agent:
         """Its output and its end: a child that survives it may hold the output open."""
         return self.output, self.pidfd
 
-    def hear(self, ready: Collection[int]) -> Iterator[Record | Damage]:
+    def read(self, ready: Collection[int]) -> Iterator[Record | Damage]:
         data = os.read(self.output, 1 << 16) if self.output in ready else b""
         yield from self.stream.feed(data)
         self.has_ended = not data

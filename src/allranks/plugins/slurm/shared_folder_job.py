@@ -141,7 +141,7 @@ class _NodeAgent:
     def descriptors(self) -> tuple[int, ...]:
         return (self._timer.fileno(),)
 
-    def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage | Placement]:
+    def read(self, _ready: Collection[int]) -> Iterator[Record | Damage | Placement]:
         self._timer.has_gone_off()
         place = self._allocation
         if self._look is None:
