@@ -279,7 +279,7 @@ def test_an_archive_is_not_read_to_the_end_of_a_file_that_is_far_too_large(size,
 
     with pytest.raises(EngineError, match=r"exceed the limit of 4 MiB: 'huge' \(") as raised:
         unpack(pieces(), tmp_path, 4 << 20)
-    assert "What came after it was not read." in raised.value.why
+    assert "Later files were not read." in raised.value.why
     assert given <= 12 << 20
     assert content(tmp_path) == {}
 
@@ -320,7 +320,7 @@ def test_a_zero_in_a_name_ends_nothing(tmp_path):
 )
 def test_names_that_the_host_writes_itself_never_come_from_a_job(name, tmp_path):
     first = name.split("/", maxsplit=1)[0]
-    with pytest.raises(EngineError, match="names that allranks itself writes"):
+    with pytest.raises(EngineError, match="names that allranks reserves for itself"):
         unpack(hostile(entry(f"results/{name}"), entry("results/rank-0.log"), entry("results/sub/job.json")), tmp_path)
     assert set(content(tmp_path)) == {"rank-0.log", "sub/job.json"}
     assert not (tmp_path / first).is_file()

@@ -13,7 +13,7 @@ import pytest
 
 from allranks.engines import process as engine_process
 from allranks.engines import result_files
-from allranks.engines.agents import collect_results, gpus_of, result_name, reserve_rendezvous
+from allranks.engines.agents import collect_results, gpus_of, reserve_rendezvous, result_name
 from allranks.engines.base import JobExit, NodeExit
 from allranks.engines.package import package_folder
 from allranks.engines.process import ProcessEngine, environment, remove_tree

@@ -134,7 +134,7 @@ def _files(folder: Path, writer: ResultWriter, errors: list[OSError]) -> Iterato
             path = Path(entry.path)
             if entry.is_file(follow_symlinks=False):
                 yield path
-            elif entry.is_dir(follow_symlinks=False) and writer.takes_folder(PurePosixPath(path.relative_to(folder))):
+            elif entry.is_dir(follow_symlinks=False) and writer.accepts_folder(PurePosixPath(path.relative_to(folder))):
                 pending.append(path)
 
 
