@@ -166,7 +166,7 @@ def test_a_results_folder_that_became_a_link_is_none(folders, tmp_path):
     [source], home = folders({"agent.log": "0"})
     source.rename(tmp_path / "elsewhere")
     source.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="no folder"):
+    with pytest.raises(OSError, match="not a folder"):
         collect_results([source], home)
     assert content(home) == {}
 
