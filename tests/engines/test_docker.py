@@ -283,7 +283,7 @@ def test_the_end_of_the_agent_is_told_by_its_keeper_and_its_files_are_still_ther
     assert "wait" not in client.names
 
 
-OUTSIDE = "It was killed or stopped from outside (docker kill, docker stop), or its daemon ended."
+OUTSIDE = "Another program killed or stopped it (docker kill, docker stop), or its daemon ended."
 
 
 @pytest.mark.parametrize(
@@ -323,8 +323,8 @@ def test_results_that_are_no_archive_are_an_error(fake, spec, tmp_path):
 @pytest.mark.parametrize(
     ("state", "what"),
     [
-        ({"Paused": True, "Running": True}, "was paused (docker pause) until its time was up, and its files are lost"),
-        ({"Running": True}, "did not end on request, and its files are lost"),
+        ({"Paused": True, "Running": True}, "was paused (docker pause) until its time limit, and its files are lost"),
+        ({"Running": True}, "did not stop on request, and its files are lost"),
     ],
     ids=str,
 )
@@ -433,7 +433,7 @@ def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_oth
 
 
 def test_a_gpu_that_a_dead_runs_container_does_not_let_go_is_an_error(fake, make_spec, monkeypatch):
-    monkeypatch.setattr(docker_objects, "_VACATED_WITHIN", 0.2)
+    monkeypatch.setattr(docker_objects, "_EVICTED_WITHIN", 0.2)
     client = fake(remove=refusal(500, "cannot kill container"))
     labels = {**make_spec(image="i", gpus=("a",)).labels, HOST_LABEL: docker_objects.host_id()}
     client.listed = [{"Id": "id", "Names": ["/allranks-dead"], "Labels": labels}]

@@ -353,7 +353,7 @@ class Engine(ABC):
     """Its name, as in ``--engine NAME``."""
 
     has_queue: ClassVar[bool] = False
-    """Whether it queues jobs and assigns GPUs itself. Then allranks leases no GPUs, and jobs outlive the orchestrator."""
+    """Whether it queues jobs and assigns GPUs itself: allranks leases no GPUs, and jobs outlive the orchestrator."""
 
     answer: str = ""
     """Why ``--engine auto`` chose it, as in "a Docker daemon answers"; may be empty."""
