@@ -77,13 +77,13 @@ def test_a_driver_that_is_too_old_is_named_in_one_sentence(cells, matrix, machin
 
 
 def test_a_machine_that_has_all_has_no_problem(cells, matrix, machine):
-    machine(replace(GPUS, version="580.95.05"), Finding("toolkit", "NVIDIA's is there"))
+    machine(replace(GPUS, version="580.95.05"), Finding("toolkit", "NVIDIA's is installed"))
     assert problems(cells, matrix) == {}
 
 
 def test_too_few_gpus_a_sick_one_and_no_toolkit_are_problems_and_the_rest_of_the_engine_is_none(cells, matrix, machine):
     sick = Inventory(gpus=("GPU-a",), troubles={"GPU-a": "it needs a reset"}, version="580.95.05")
-    machine(sick, Finding("toolkit", "NVIDIA's is not there", "Install it."), Finding("clock", "late", "Set it."))
+    machine(sick, Finding("toolkit", "NVIDIA's is not installed", "Install it."), Finding("clock", "late", "Set it."))
     found = problems(cells, matrix)
     assert set(found) == {"GPUs", "sick GPU", "toolkit"}
     assert found["GPUs"].text == "nccl-w2-g2-env needs 2, and this machine has 1"

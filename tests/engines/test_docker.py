@@ -488,7 +488,7 @@ def test_gpus_are_leased_where_other_runs_see_the_leases(fake, runner, place):
 def test_gpus_are_not_leased_beside_a_daemon_whose_locks_are_not_visible(fake, runner):
     runner()
     client = fake()
-    with pytest.raises(EngineError, match="does not see the locks of the Docker daemon's host") as error:
+    with pytest.raises(EngineError, match="cannot access the locks of the Docker daemon's host") as error:
         engine_of(client).check_leases()
     assert error.value.exit_code == ExitCode.INFRASTRUCTURE
     assert "Mount the host's /run/lock/allranks" in error.value.remedy
