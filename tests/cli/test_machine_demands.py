@@ -82,7 +82,7 @@ def test_a_machine_that_has_all_has_no_problem(cells, matrix, machine):
 
 
 def test_too_few_gpus_a_sick_one_and_no_toolkit_are_problems_and_the_rest_of_the_engine_is_none(cells, matrix, machine):
-    sick = Inventory(gpus=("GPU-a",), troubles={"GPU-a": "it needs a reset"}, version="580.95.05")
+    sick = Inventory(gpus=("GPU-a",), faults={"GPU-a": "it needs a reset"}, version="580.95.05")
     machine(sick, Finding("toolkit", "NVIDIA's is not installed", "Install it."), Finding("clock", "late", "Set it."))
     found = problems(cells, matrix)
     assert set(found) == {"GPUs", "sick GPU", "toolkit"}

@@ -32,13 +32,13 @@ def test_gpus_are_chosen_by_number_and_by_id(wanted, found):
 def test_a_gpu_that_is_not_there_is_refused(wanted):
     with pytest.raises(UsageError, match=f"There is no GPU {wanted} on this host") as caught:
         chosen_gpus(GPUS, f"0,{wanted}")
-    assert "numbers 0 to 3" in caught.value.why
+    assert "The GPUs are: 0 to 3" in caught.value.why
 
 
 def test_of_no_gpus_none_can_be_chosen():
     with pytest.raises(UsageError, match="no GPU 0") as caught:
         chosen_gpus((), "0")
-    assert "There are: none" in caught.value.why
+    assert "The GPUs are: none" in caught.value.why
 
 
 def test_gpus_of_a_remote_daemon_come_from_the_environment():
@@ -94,7 +94,7 @@ def test_a_driver_that_is_not_loaded_is_missed_where_there_is_a_card(tmp_path):
     card.mkdir(parents=True)
     (card / "vendor").write_text("0x10de\n")
     (card / "class").write_text("0x030200\n")
-    with pytest.raises(DeviceError, match="cannot be initialised"):
+    with pytest.raises(DeviceError, match="cannot be initialized"):
         take_inventory(environ={}, root=tmp_path, nvml=nvml)
 
 

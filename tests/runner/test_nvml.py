@@ -72,8 +72,8 @@ def test_without_the_drivers_library_there_are_no_gpus():
 @pytest.mark.parametrize(
     ("nvml", "what", "why"),
     [
-        (FakeNvml([], init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "cannot be initialised", "mismatch"),
-        (FakeNvml([], init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "cannot be initialised", "Driver Not Loaded"),
+        (FakeNvml([], init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "cannot be initialized", "mismatch"),
+        (FakeNvml([], init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "cannot be initialized", "Driver Not Loaded"),
         (
             FakeNvml([device("a"), device("b", errors={"HandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST})]),
             "cannot identify GPU 1 of 2",
@@ -117,31 +117,31 @@ def test_nvidias_bindings_ask_a_drivers_library(tmp_path, lost, told):
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"rows": (3, 0, 0, 1)}, "a bad row of its memory has no spare left"),
-        ({"rows": (0, 1, 1, 0)}, "a bad row of its memory is replaced at its next reset"),
+        ({"rows": (3, 0, 0, 1)}, "its memory has a defective row and no spare rows"),
+        ({"rows": (0, 1, 1, 0)}, "its memory has a defective row, which is replaced at its next reset"),
         ({"rows": (9, 0, 0, 0)}, ""),
-        ({"pages": 1}, "a bad page of its memory is retired at its next reset"),
-        ({"ecc": 2}, "its memory has had 2 uncorrectable errors since the driver was loaded"),
-        ({"recovery": 1}, "the driver asks for a reset"),
+        ({"pages": 1}, "its memory has a defective page, which is retired at its next reset"),
+        ({"ecc": 2}, "its memory had 2 uncorrectable errors since the driver was loaded"),
+        ({"recovery": 1}, "the driver recommends a reset"),
         ({"recovery": 0}, ""),
         ({"errors": {"TotalEccErrors": pynvml.NVML_ERROR_GPU_IS_LOST}}, "the driver has lost it"),
         ({"errors": {"RemappedRows": pynvml.NVML_ERROR_RESET_REQUIRED}, "rows": (0, 0, 0, 0)}, "it needs a reset"),
-        ({"errors": {"RetiredPages": pynvml.NVML_ERROR_NOT_SUPPORTED}, "ecc": 1}, "its memory has had 1"),
+        ({"errors": {"RetiredPages": pynvml.NVML_ERROR_NOT_SUPPORTED}, "ecc": 1}, "its memory had 1"),
     ],
 )
 def test_what_the_driver_says_of_a_gpus_health_is_told(about, said):
     sick, well = nvidia_gpus(FakeNvml([device("a", **about), device("b")]))
-    assert sick.trouble.startswith(said)
-    assert bool(sick.trouble) == bool(said)
-    assert well.trouble == ""
+    assert sick.fault.startswith(said)
+    assert bool(sick.fault) == bool(said)
+    assert well.fault == ""
 
 
 def test_an_instance_is_as_sick_as_the_gpu_that_it_is_a_part_of():
     [instance] = nvidia_gpus(FakeNvml([device("a", mig=(device("i"),), rows=(0, 0, 0, 1))]))
-    assert instance.trouble
+    assert instance.fault
 
 
 def test_the_inventory_has_the_sick_and_the_drivers_version():
     found = take_inventory("nvidia", {}, nvml=FakeNvml([device("a", ecc=1), device("b")], driver="535.104.05"))
     assert found.version == "535.104.05"
-    assert set(found.troubles) == {"GPU-a"}
+    assert set(found.faults) == {"GPU-a"}

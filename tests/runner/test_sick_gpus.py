@@ -53,7 +53,7 @@ def test_a_file_that_says_nothing_is_no_quarantine(locks, text):
 
 
 def test_what_the_driver_reports_needs_no_second_time():
-    assert sick_gpus(Inventory(gpus=("GPU-a",), troubles={"GPU-a": "lost", "GPU-hidden": "lost"})) == {"GPU-a": "lost"}
+    assert sick_gpus(Inventory(gpus=("GPU-a",), faults={"GPU-a": "lost", "GPU-hidden": "lost"})) == {"GPU-a": "lost"}
 
 
 @pytest.mark.usefixtures("quarantine")

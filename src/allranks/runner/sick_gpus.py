@@ -27,8 +27,8 @@ _STRIKES: Final = 2
 
 def sick_gpus(inventory: "Inventory") -> dict[str, str]:
     """The GPUs of an inventory that no job should get, each with the reason."""
-    troubles = {gpu: inventory.troubles[gpu] for gpu in inventory.gpus if gpu in inventory.troubles}
-    return {**quarantined(inventory.gpus), **troubles}
+    faults = {gpu: inventory.faults[gpu] for gpu in inventory.gpus if gpu in inventory.faults}
+    return {**quarantined(inventory.gpus), **faults}
 
 
 def report_failures(run_id: str, failures: Mapping[str, str]) -> None:
