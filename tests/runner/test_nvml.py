@@ -95,7 +95,7 @@ def test_a_library_that_never_answers_does_not_hold_up_the_run():
     is_over = threading.Event()
     nvml = FakeNvml([])
     nvml.nvmlInit = is_over.wait
-    with pytest.raises(DeviceError, match="does not answer"):
+    with pytest.raises(DeviceError, match="did not answer"):
         nvidia_gpus(nvml, limit=0.01)
     is_over.set()
 

@@ -32,12 +32,12 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         return
     if (why := next(_launchers(option.ranks), None)) is not None:
         raise pytest.UsageError(why)
-    from allranks.engines.process import of_no_rank  # noqa: PLC0415 - see above
+    from allranks.engines.process import without_rank_variables  # noqa: PLC0415 - see above
 
     before = dict(os.environ)
     of_cell = {"WORLD_SIZE": str(option.ranks), "BACKEND": option.ranks_backend, "INIT_METHOD": "env"}
     early_config.add_cleanup(lambda: _set_environment(before))
-    _set_environment({**of_no_rank(before), **of_cell, "GROUP_RANK": "0"})
+    _set_environment({**without_rank_variables(before), **of_cell, "GROUP_RANK": "0"})
 
 
 def _set_environment(variables: Mapping[str, str]) -> None:
