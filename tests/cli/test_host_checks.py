@@ -134,7 +134,7 @@ def dead_run(monkeypatch):
 @pytest.mark.usefixtures("locks", "dead_run")
 def test_what_a_dead_run_has_left_is_named(tmp_path):
     found = problems(examine("process", "none", tmp_path))
-    assert found == {"remains": Finding("remains", "process 7 belongs to a dead run", "Run: allranks clean")}
+    assert found == {"leftovers": Finding("leftovers", "process 7 belongs to a dead run", "Run: allranks clean")}
 
 
 @pytest.mark.usefixtures("locks", "dead_run")
@@ -144,7 +144,7 @@ def test_remains_that_nobody_can_list_are_a_problem(tmp_path, monkeypatch):
         raise EngineError(msg, why="Because.", remedy="Look.")
 
     monkeypatch.setattr(ProcessEngine, "clean_up", fail)
-    assert problems(examine("process", "none", tmp_path))["remains"].remedy == "Look."
+    assert problems(examine("process", "none", tmp_path))["leftovers"].remedy == "Look."
 
 
 @pytest.mark.usefixtures("locks")
@@ -157,7 +157,7 @@ def test_a_daemon_that_was_asked_for_and_does_not_answer_is_a_problem(tmp_path, 
 @pytest.mark.docker
 def test_this_machines_engine_is_well(tmp_path):
     found = list(examine("docker", "none", tmp_path))
-    assert {"Docker", "cgroups", "clock", "remains"} <= {finding.subject for finding in found}
+    assert {"Docker", "cgroups", "clock", "leftovers"} <= {finding.subject for finding in found}
     assert not problems(finding for finding in found if finding.subject in {"Docker", "clock"})
 
 

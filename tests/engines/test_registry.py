@@ -68,7 +68,7 @@ def test_own_engines_are_there_without_any_other_package(others):
 def test_an_engine_of_another_package_is_chosen_by_its_name_alone(others):
     others(far=Far)
     engine, why = choose_engine("far")
-    assert (engine.name, why) == ("far", "asked for")
+    assert (engine.name, why) == ("far", "requested")
     assert choose_engine("auto")[0].name == "process"
 
 
@@ -83,7 +83,7 @@ def test_an_engine_that_is_not_there_is_an_error_with_those_that_are(others):
     with pytest.raises(EngineError) as raised:
         engine_class("lsf")
     assert raised.value.what == "There is no engine lsf."
-    assert raised.value.why == f"There are: {', '.join(OWN)}, far."
+    assert raised.value.why == f"The engines are: {', '.join(OWN)}, far."
 
 
 def test_an_engine_whose_package_is_broken_is_an_error_that_names_it(others):
@@ -146,7 +146,7 @@ def test_a_socket_in_a_closed_folder_is_tried(monkeypatch):
 def test_clean_goes_on_where_an_engine_is_broken_or_not_here(others):
     others(broken=None, far=Far)
     assert [engine.name for engine in engines_here()] == ["process", "far"]
-    assert [engine.name for engine in engines_here(beside="process")] == ["far"]
+    assert [engine.name for engine in engines_here(exclude="process")] == ["far"]
     others(far=Absent)
     assert [engine.name for engine in engines_here()] == ["process"]
 

@@ -111,7 +111,7 @@ def test_a_daemon_elsewhere_needs_no_socket_here(matrix, lines, monkeypatch, tmp
 @pytest.mark.usefixtures("daemon")
 def test_processes_that_were_asked_for_are_taken_whatever_else_is_there(matrix, lines):
     assert choose_host("process", matrix, lines).engine.name == "process"
-    assert "(asked for)" in lines[0]
+    assert "(requested)" in lines[0]
 
 
 @pytest.mark.usefixtures("dead_daemon")

@@ -84,4 +84,4 @@ def test_another_content_of_the_requirements_is_another_environment(tmp_path, li
 def test_debian_packages_are_said_to_be_the_hosts(tmp_path, lines):
     image = Image(name="cpu", torch="2.13.0", apt=("libnuma1",))
     environment_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
-    assert lines == ["image cpu: its Debian packages (libnuma1) must be installed on this host"]
+    assert lines == ["image cpu: this host must have its Debian packages (libnuma1)"]

@@ -87,8 +87,8 @@ def choose_host(
     if engine == AUTO and not matrix.images:
         chosen, why = choose_engine("process")[0], "the matrix file has no [images]"
     else:
-        chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer or "asked for")
-    others = engines_here(beside=chosen.name) if inventory.gpus and not chosen.has_queue else []
+        chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer or "requested")
+    others = engines_here(exclude=chosen.name) if inventory.gpus and not chosen.has_queue else []
     if uses is not None:
         for each in (chosen, *others):
             uses.callback(each.close)
