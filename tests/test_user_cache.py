@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from allranks import user_cache
 from allranks.errors import EnvironmentBuildError
-from allranks.user_cache import cache_limit, forget_unused, make_room, prune_cache, to_forget, use
+from allranks.user_cache import cache_limit, forget_unused, free_space, prune_cache, to_forget, use
 
 KIB = 1 << 10
 
@@ -52,7 +52,7 @@ def names(folder):
 def test_what_was_not_used_for_longest_goes_and_the_newest_stays(add, tmp_path, limit, left):
     for name in "abcd":
         add(name)
-    make_room(tmp_path, limit * KIB, print)
+    free_space(tmp_path, limit * KIB, print)
     assert names(tmp_path) == left
 
 
@@ -60,14 +60,14 @@ def test_one_large_entry_does_not_take_smaller_and_newer_ones_with_it(add, tmp_p
     add("large", 1000)
     add("small")
     add("new")
-    make_room(tmp_path, 300 * KIB, print)
+    free_space(tmp_path, 300 * KIB, print)
     assert names(tmp_path) == ["new", "small"]
 
 
 def test_a_large_new_entry_does_not_take_what_fits_beside_it_again(add, tmp_path):
     for name, kib in (("old", 50), ("older", 900), ("new", 100)):
         add(name, kib)
-    make_room(tmp_path, 200 * KIB, print)
+    free_space(tmp_path, 200 * KIB, print)
     assert names(tmp_path) == ["new", "old"]
 
 
@@ -105,12 +105,12 @@ def test_an_entry_that_another_run_uses_stays_as_long_as_that_runs(add, tmp_path
     add("new")
     runs = [other_run(old), other_run(old)]
     os.utime(old, (1, 1))
-    make_room(tmp_path, 0, print)
+    free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new", "old"]
     for number, run in enumerate(runs):
         assert (number, names(tmp_path)) == (number, ["new", "old"])
         run.communicate()
-        make_room(tmp_path, 0, print)
+        free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new"]
 
 
@@ -119,7 +119,7 @@ def test_an_entry_that_this_process_uses_stays(add, tmp_path):
     add("new")
     use(old)
     os.utime(old, (1, 1))
-    make_room(tmp_path, 0, print)
+    free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new", "old"]
 
 
@@ -163,7 +163,7 @@ def test_what_is_removed_is_said(add, tmp_path):
     add("old")
     add("new")
     said = []
-    make_room(tmp_path, 0, said.append)
+    free_space(tmp_path, 0, said.append)
     assert said == [f"removing {tmp_path / 'old'}, the least recently used"]
 
 
@@ -171,10 +171,10 @@ def test_what_another_run_is_just_filling_stays(add, tmp_path):
     partial = add("partial-x")
     os.utime(partial)
     add("new")
-    make_room(tmp_path, 0, print)
+    free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new", "partial-x"]
     os.utime(partial, (1, 1))
-    make_room(tmp_path, 0, print)
+    free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new"]
 
 
@@ -197,9 +197,9 @@ def test_links_are_neither_followed_nor_counted(add, tmp_path):
     entry = add("entry")
     (entry / "link").symlink_to(elsewhere)
     add("new")
-    make_room(tmp_path, 250 * KIB, print)
+    free_space(tmp_path, 250 * KIB, print)
     assert names(tmp_path) == ["entry", "link", "new"]
-    make_room(tmp_path, 0, print)
+    free_space(tmp_path, 0, print)
     assert (elsewhere / "file").exists()
 
 

@@ -134,7 +134,7 @@ def _open_lock(entry: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
-def make_room(folder: Path, limit: int, progress: Callable[[str], None]) -> None:
+def free_space(folder: Path, limit: int, progress: Callable[[str], None]) -> None:
     """Remove the least recently used entries of a folder in the cache above a limit, except for those in use.
 
     Args:
@@ -179,7 +179,7 @@ def prune_cache() -> list[Path]:
 
 
 def to_forget(folder: Path, limit: int) -> list[Path]:
-    """The entries that :func:`make_room` removes, if no run uses them."""
+    """The entries that :func:`free_space` removes, if no run uses them."""
     found = [(entry.lstat().st_mtime, entry) for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
     now = time.time()
     entries = [

@@ -469,17 +469,17 @@ def test_what_a_run_makes_names_the_place_of_its_locks(fake, make_spec):
 def runner(monkeypatch, tmp_path):
     """``runner(ALLRANKS_LOCKS, ...)``: a process that sees the host's daemon and folder of locks, or does not."""
 
-    def make(*, named="", is_mounted=False, sees_daemon=False):
+    def make(*, named="", is_mounted=False, is_daemon_local=False):
         monkeypatch.delenv(LOCKS_VARIABLE, raising=False)
         if named:
             monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path / named))
-        monkeypatch.setattr(docker_client, "sees_daemon", lambda: sees_daemon)
+        monkeypatch.setattr(docker_client, "is_daemon_local", lambda: is_daemon_local)
         monkeypatch.setattr(Path, "is_mount", lambda _: is_mounted)
 
     return make
 
 
-@pytest.mark.parametrize("place", [{"named": "shared"}, {"is_mounted": True}, {"sees_daemon": True}], ids=str)
+@pytest.mark.parametrize("place", [{"named": "shared"}, {"is_mounted": True}, {"is_daemon_local": True}], ids=str)
 def test_gpus_are_leased_where_other_runs_see_the_leases(fake, runner, place):
     runner(**place)
     engine_of(fake()).check_leases()
@@ -499,7 +499,7 @@ def test_gpus_are_not_leased_beside_a_daemon_whose_locks_are_not_visible(fake, r
 def test_a_daemon_elsewhere_is_not_seen(monkeypatch):
     for address in ("tcp://docker:2375", "ssh://user@host", "http://127.0.0.1:2375", "npipe:////./pipe/docker"):
         monkeypatch.setenv("DOCKER_HOST", address)
-        assert not docker_client.sees_daemon()
+        assert not docker_client.is_daemon_local()
 
 
 def test_a_daemon_of_this_process_namespace_is_seen(monkeypatch, tmp_path):
@@ -507,7 +507,7 @@ def test_a_daemon_of_this_process_namespace_is_seen(monkeypatch, tmp_path):
         daemon.bind(str(tmp_path / "docker.sock"))
         daemon.listen()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
-        assert docker_client.sees_daemon()
+        assert docker_client.is_daemon_local()
 
 
 def test_a_container_of_a_finished_image_is_of_no_unfinished_build():

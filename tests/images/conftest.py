@@ -115,13 +115,13 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-ASK = pip_settings._ask
+ASK = pip_settings._query
 
 
 @pytest.fixture
 def asks_pip(monkeypatch):
     """Has pip itself be asked for its settings."""
-    monkeypatch.setattr(pip_settings, "_ask", ASK)
+    monkeypatch.setattr(pip_settings, "_query", ASK)
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,7 @@ def quick_answer_of_pip(monkeypatch):
         ]
         return [], [each for each in found if each[1] not in pip_settings._NOT_DECISIVE]
 
-    monkeypatch.setattr(pip_settings, "_ask", ask)
+    monkeypatch.setattr(pip_settings, "_query", ask)
 
 
 @pytest.fixture

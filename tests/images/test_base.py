@@ -50,7 +50,7 @@ def test_a_named_base_is_never_replaced_by_the_local_one(daemon):
 def test_the_hosts_variable_replaces_the_default_base(daemon):
     daemon.present = {DEFAULT: "sha256:d", "mine:1": "sha256:m"}
     base = find(daemon, environ={"ALLRANKS_BASE_IMAGE": "mine:1"})
-    assert base == Base(reference="mine:1", id="sha256:m", reason="ALLRANKS_BASE_IMAGE names it")
+    assert base == Base(reference="mine:1", id="sha256:m", reason="set by ALLRANKS_BASE_IMAGE")
 
 
 def test_a_build_starts_from_the_digest_of_a_registry_and_from_the_name_where_there_is_none(daemon):

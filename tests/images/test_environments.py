@@ -99,7 +99,7 @@ def test_links_relative_to_another_folder_are_another_key(monkeypatch):
 
 def test_no_login_is_told(made, capsys):  # noqa: ARG001 - made in no time
     ensure_environment(EnvironmentRecipe(name="e", file="--index-url https://me:s3cret@x/simple\ntorch==1\n"), print)
-    assert capsys.readouterr().out == "making the e environment (--index-url https://****@x/simple torch==1), once\n"
+    assert capsys.readouterr().out == "creating the e environment (--index-url https://****@x/simple torch==1), once\n"
 
 
 def test_an_environment_is_made_on_first_use_and_never_again(made):
@@ -111,7 +111,7 @@ def test_an_environment_is_made_on_first_use_and_never_again(made):
 
 def test_making_one_is_announced(made, capsys):  # noqa: ARG001 - made in no time
     ensure_environment(RECIPE, print)
-    assert capsys.readouterr().out == "making the e environment (torch==1), once\n"
+    assert capsys.readouterr().out == "creating the e environment (torch==1), once\n"
 
 
 def test_a_half_made_environment_is_made_anew(made):
@@ -216,7 +216,7 @@ def test_no_login_that_pip_prints_is_told(pip):
 
 def test_errors_of_pip_are_the_reason(pip):
     script = "echo noise; echo 'ERROR: No matching distribution found for torch==9' >&2; exit 1"
-    with pytest.raises(EnvironmentBuildError, match="It cannot be made: pip failed") as error:
+    with pytest.raises(EnvironmentBuildError, match="It cannot be created: pip failed") as error:
         run_pip_of(pip(script), [], "It", ignore)
     assert error.value.why == "No matching distribution found for torch==9"
 

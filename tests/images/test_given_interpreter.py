@@ -77,7 +77,7 @@ def test_it_is_made_once_and_again_when_the_interpreter_has_other_packages(envir
     command = [sys.executable, "-m", "pip", "--python", str(given), "uninstall", "-q", "-y", "six"]
     subprocess.run(command, check=True)
     assert versions(environment("six>=1"), "six") == ["2.0"]
-    assert sum("making the above-python environment" in line for line in progress) == 2
+    assert sum("creating the above-python environment" in line for line in progress) == 2
 
 
 @pytest.mark.thorough

@@ -207,7 +207,7 @@ def test_the_projects_requirements_are_resolved(context, project, monkeypatch, m
     monkeypatch.setattr(
         the_project, "build_wheel", lambda *_, into, **__: make_wheel(into, "hello", "1.0", requires=["six"])
     )
-    monkeypatch.setattr(layers, "resolve", lambda wanted, _: asked.append(wanted.further) or house)
+    monkeypatch.setattr(layers, "resolve", lambda request, _: asked.append(request.project_needs) or house)
     build_layers(project("1"), BASE, context)
     assert asked == [("six",)]
 

@@ -11,7 +11,7 @@ from long_lists import quick
 from allranks.images import pip_settings
 from allranks.images.pip_settings import requirement_texts, with_variables, without_logins
 
-ASK = pip_settings._ask
+ASK = pip_settings._query
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def bare(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "system"))
     of_the_host()
-    monkeypatch.setattr(pip_settings, "_ask", ask)
+    monkeypatch.setattr(pip_settings, "_query", ask)
 
 
 @cache
@@ -86,8 +86,8 @@ def test_each_file_that_pip_reads_counts(tmp_path, place):
 
 def test_pip_is_asked_once_until_a_file_or_a_variable_changes(tmp_path, monkeypatch):
     asked = []
-    ask_pip = pip_settings._ask
-    monkeypatch.setattr(pip_settings, "_ask", lambda python: asked.append(python) or ask_pip(python))
+    ask_pip = pip_settings._query
+    monkeypatch.setattr(pip_settings, "_query", lambda python: asked.append(python) or ask_pip(python))
     own = tmp_path / "home/.pip/pip.conf"
     assert settings(tmp_path) == settings(tmp_path) == ()
     write(own, "[global]\npre = 1\n")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.errors import ExitCode, ImageError
-from allranks.images.builders import build_with_buildkit, build_with_sdk, check_room, images_folder, room_for
+from allranks.images.builders import build_with_buildkit, build_with_sdk, check_space, images_folder, space_for
 
 MB = 1_000_000
 LOCAL = "http+docker://localhost"
@@ -33,20 +33,20 @@ def disk(monkeypatch, daemon, tmp_path):
 
 
 def test_room_is_what_the_wheels_unpack_to_with_their_bytecode(wheel):
-    assert room_for([wheel], build_with_sdk).lasting == 10 * MB + MB + 1.5 * MB
-    assert room_for([wheel, wheel], build_with_sdk).lasting == 2 * 12.5 * MB
+    assert space_for([wheel], build_with_sdk).permanent == 10 * MB + MB + 1.5 * MB
+    assert space_for([wheel, wheel], build_with_sdk).permanent == 2 * 12.5 * MB
 
 
 def test_the_legacy_builder_takes_more_meanwhile(wheel):
     size = wheel.stat().st_size
-    assert room_for([wheel], build_with_sdk).meanwhile == 2 * size + 3 * 12.5 * MB
-    assert room_for([wheel], build_with_buildkit).meanwhile == size + 2 * 12.5 * MB
+    assert space_for([wheel], build_with_sdk).temporary == 2 * size + 3 * 12.5 * MB
+    assert space_for([wheel], build_with_buildkit).temporary == size + 2 * 12.5 * MB
 
 
 def test_too_little_room_is_an_error_of_the_infrastructure_with_both_numbers(disk, daemon, wheel):
     disk(free=37_000_000)
     with pytest.raises(ImageError) as error:
-        check_room(daemon, "torch", [wheel] * 1000, build_with_sdk)
+        check_space(daemon, "torch", [wheel] * 1000, build_with_sdk)
     assert error.value.exit_code == ExitCode.INFRASTRUCTURE
     assert "37.5 GB" in error.value.why
     assert "12.5 GB stay" in error.value.why
@@ -56,16 +56,16 @@ def test_too_little_room_is_an_error_of_the_infrastructure_with_both_numbers(dis
 
 def test_enough_room_is_no_error(disk, daemon, wheel):
     disk(free=40 * MB)
-    check_room(daemon, "torch", [wheel], build_with_sdk)
+    check_space(daemon, "torch", [wheel], build_with_sdk)
     disk(free=37 * MB)
     with pytest.raises(ImageError):
-        check_room(daemon, "torch", [wheel], build_with_sdk)
+        check_space(daemon, "torch", [wheel], build_with_sdk)
 
 
 def test_room_that_nobody_here_can_see_is_not_asked_for(disk, daemon, wheel):
     disk(free=0)
     daemon.root = "/of/another/host"
-    check_room(daemon, "torch", [wheel], build_with_sdk)
+    check_space(daemon, "torch", [wheel], build_with_sdk)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from allranks.errors import ImageError
 from allranks.images import wheels
 from allranks.images.base import ImagePython
 from allranks.images.recipe import Recipe, recipe_of
-from allranks.images.wheels import Wanted, resolve, target_flags
+from allranks.images.wheels import ResolutionRequest, resolve, target_flags
 from allranks.matrix.model import Image
 
 PYTHON = ImagePython(
@@ -46,7 +46,7 @@ def links(tmp_path, make_wheel, monkeypatch):
 @pytest.fixture
 def wanted(tmp_path):
     recipe = Recipe(name="cpu", base="debian", torch="2.13.0", packages=("pytest",))
-    return Wanted(recipe=recipe, further=(), python=PYTHON, root=tmp_path)
+    return ResolutionRequest(recipe=recipe, project_needs=(), python=PYTHON, root=tmp_path)
 
 
 def names(folder):

@@ -214,7 +214,7 @@ def test_an_image_that_takes_longer_than_its_limit_is_an_error_that_names_it(mat
             check()
 
     matrix = replace(matrix, limits=replace(matrix.limits, build=0.1))
-    with pytest.raises(ImageError, match=r"cpu was not made in 0\.1 s") as error:
+    with pytest.raises(ImageError, match=r"cpu was not built within 0\.1 s") as error:
         _ForHost(ProcessEngine(), (), matrix, lines, take_long)(jobs["gloo-w1-g0-env"])
     assert "limits.build" in error.value.why
 

@@ -109,10 +109,10 @@ class DockerEngine(Engine):
 
         A lock folder that is a mount point, or that the user set, is assumed to be shared with the other runs.
         """
-        from allranks.images.docker_client import sees_daemon  # noqa: PLC0415 - see detect
+        from allranks.images.docker_client import is_daemon_local  # noqa: PLC0415 - see detect
 
         folder = lock_folder()
-        if os.environ.get(LOCKS_VARIABLE) or folder.is_mount() or sees_daemon():
+        if os.environ.get(LOCKS_VARIABLE) or folder.is_mount() or is_daemon_local():
             return
         msg = "No GPU can be leased: this process cannot access the locks of the Docker daemon's host."
         why = "allranks runs in a container or on another host, so other runs could use a GPU that it has leased."

@@ -19,7 +19,7 @@ from allranks.images.environments import (
     run_pip_of,
 )
 from allranks.images.pip_settings import requirement_lines
-from allranks.images.project import in_cache, kept_wheel
+from allranks.images.project import cached_wheel, in_cache
 from allranks.images.recipe import Recipe, recipe_of
 from allranks.images.wheels import requirements
 from allranks.matrix.model import Image, Process
@@ -54,7 +54,7 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
     recipe = recipe_of(image, root=root)
     if recipe.apt:
         progress(f"image {image.name}: this host must have its Debian packages ({', '.join(recipe.apt)})")
-    project = kept_wheel(recipe.project, progress, tests=recipe.tests) if recipe.project else None
+    project = cached_wheel(recipe.project, progress, tests=recipe.tests) if recipe.project else None
     needs = requirements(project) if project else ()
     above: tuple[Path, ...] = ()
     if below and _has_all(below, recipe, needs):
@@ -94,7 +94,7 @@ def _environment(recipe: Recipe, needs: Sequence[str], below: Interpreter | None
     return EnvironmentRecipe(
         name="above-python" if below else f"torch-{recipe.torch}",
         file=recipe.requirements_file(needs),
-        content=(json.dumps(recipe.wanted(needs)),),
+        content=(json.dumps(recipe.key_parts(needs)),),
         folder=root,
         below=below,
         remedy=recipe.remedy,

@@ -90,7 +90,7 @@ def changed(folder: Path) -> SourceChangedError:
     )
 
 
-def while_it_stays(folder: Path, make: Callable[[str], T], progress: Progress) -> T:
+def build_until_stable(folder: Path, make: Callable[[str], T], progress: Progress) -> T:
     """Build something from a project, and once more if the project changed meanwhile.
 
     If it changes each time, as when its own build writes the time into it, the last result gets a hash that no source
