@@ -11,7 +11,7 @@ from allranks.images.inventory import StoredImage
 OLD, NEW = (
     StoredImage(
         id=f"sha256:{name}", names=(f"allranks/{name}:1",), torch=torch, layer="torch", size=2000, own=1000,
-        made=0.0, used=used, diffs=(name,), users=users,
+        created=0.0, used=used, diffs=(name,), users=users,
     )
     for name, torch, used, users in (("old", "", 60.0, ()), ("new", "2.13.0", 2e10, ("a container",)))
 )  # fmt: skip

@@ -93,7 +93,7 @@ def test_a_malformed_name_is_an_error_that_repeats_it():
         msg = "400 Client Error"
         raise docker.errors.APIError(msg, response=response, explanation="invalid reference format")
 
-    with pytest.raises(ImageError, match="'UPPER case' cannot be the name of an image"):
+    with pytest.raises(ImageError, match="'UPPER case' is not a valid name of an image"):
         find(SimpleNamespace(images=SimpleNamespace(get=refuse)), "UPPER case")
 
 

@@ -96,7 +96,7 @@ def test_a_layer_is_as_recently_used_as_what_lies_on_it(api):
 
 def test_what_was_never_given_a_name_again_was_used_when_it_was_built(api):
     api.add("cpu", "torch", "packages", size=GB, named="0001-01-01T00:00:00Z")
-    assert images(api)["cpu"].used == images(api)["cpu"].made > 0
+    assert images(api)["cpu"].used == images(api)["cpu"].created > 0
 
 
 def test_its_own_size_is_what_it_has_beyond_what_it_lies_on(api):

@@ -21,7 +21,7 @@ def image(name, *, used=NOW, own=GB, diffs=("base", "torch"), users=()):
         layer="torch",
         size=own,
         own=own,
-        made=0,
+        created=0,
         used=used,
         diffs=diffs,
         users=users,
@@ -80,7 +80,7 @@ def stocks(draw):
             users=("x",) if any(int(other.diffs[-1]) in needed for other in (each, *above)) else (),
         )
         for each in images
-        for above in [[other for other in images if other.lies_on(each)]]
+        for above in [[other for other in images if other.is_based_on(each)]]
     ]
 
 
@@ -90,7 +90,7 @@ def test_nothing_goes_from_under_another_or_that_is_needed_and_no_more_than_has_
     left = [each for each in images if each not in chosen]
     assert not any(each.users for each in chosen)
     for place, each in enumerate(chosen):
-        assert not any(other.lies_on(each) for other in [*left, *chosen[place:]])
+        assert not any(other.is_based_on(each) for other in [*left, *chosen[place:]])
     if size is not None and sum(each.own for each in left) > size:
         assert all(each.users for each in left)
     for each in left:

@@ -121,7 +121,7 @@ def _object(image: "StoredImage") -> Mapping[str, object]:
         "layer": image.layer,
         "size": image.size,
         "own": image.own,
-        "built": moment(image.made) if image.made else None,  # the daemon does not say
+        "built": moment(image.created) if image.created else None,  # the daemon does not say
         "used": moment(image.used),
         "users": image.users,
     }

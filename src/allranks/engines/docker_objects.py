@@ -33,11 +33,11 @@ from allranks.errors import EngineError
 from allranks.images.docker_client import FAILURES
 from allranks.images.leftovers import (
     Listed,
+    created_at,
     dead_builders,
     foreign_builders,
-    is_still,
+    is_inactive,
     labels_of,
-    made_at,
     reference_of,
     remove_dead_builds,
 )
@@ -256,7 +256,7 @@ def _is_dead(listed: Listed) -> bool:
     host, run_id, place = (labels.get(name, "") for name in (HOST_LABEL, RUN_LABEL, LOCKS_LABEL))
     if host == host_id() or place == locks_place():
         return bool(run_id) and is_dead(run_id)
-    return is_still(listed) and is_of_earlier_boot(host, made_at(listed))
+    return is_inactive(listed) and is_of_earlier_boot(host, created_at(listed))
 
 
 def _is_foreign(listed: Listed) -> bool:

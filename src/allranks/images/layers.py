@@ -12,7 +12,7 @@ from allranks.errors import ImageError
 from allranks.images.base import Base, dockerfile_path, python_of
 from allranks.images.builders import DOCKERFILE, BuildRequest, builder_of_host, check_space, stream
 from allranks.images.daemon import BuildContext, Progress, find, reported
-from allranks.images.leftovers import builder_of, remove_remains
+from allranks.images.leftovers import builder_of, remove_leftovers
 from allranks.images.project import wheel_of
 from allranks.images.recipe import Recipe, layer_key
 from allranks.images.wheels import ResolutionRequest, Wheelhouse, identity, requirements, resolve
@@ -145,4 +145,4 @@ def _build_layer(layer: Layer, below: Base, reference: str, context: BuildContex
     finally:
         # The legacy builder keeps the first stage of a build, with the wheels and a copy of the layer, or all steps of
         # an aborted build. As a cache, they would only serve the same layer, which is found by its name anyway.
-        remove_remains(context.client.api, builder)
+        remove_leftovers(context.client.api, builder)
