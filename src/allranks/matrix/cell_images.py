@@ -6,7 +6,7 @@ from dataclasses import replace
 from allranks.errors import MatrixError
 from allranks.matrix.axes import comparable
 from allranks.matrix.model import Cell, Image, Matrix
-from allranks.matrix.toml_file import place
+from allranks.matrix.toml_file import location
 
 
 def image_for(matrix: Matrix, cell: Cell) -> Image:
@@ -37,7 +37,7 @@ def _with_torch(image: Image, matrix: Matrix, cell: Cell) -> Image:
     if image.torch is None:
         return replace(image, name=f"{image.name}-t{cell.torch}", torch=cell.torch)
     if comparable("torch", image.torch) != comparable("torch", cell.torch):
-        where = place(matrix.path, image.line, f"images.{image.name}")
+        where = location(matrix.path, image.line, f"images.{image.name}")
         what = f"{where}: the cell {cell.id} would run in an image with torch {image.torch}."
         remedy = f"""Drop torch to have an image for each version, or add when = "torch == '{image.torch}'"."""
         raise MatrixError(what, remedy=remedy)
@@ -47,7 +47,7 @@ def _with_torch(image: Image, matrix: Matrix, cell: Cell) -> Image:
 def _image_error(matrix: Matrix, cell: Cell, images: Sequence[Image]) -> MatrixError:
     candidates = images or list(matrix.images.values())
     rules = "; ".join(map(_described, candidates))
-    where = place(matrix.path, candidates[-1].line, "images")
+    where = location(matrix.path, candidates[-1].line, "images")
     if images:
         what = f"{where}: the cell {cell.id} has {len(images)} images."
         return MatrixError(what, why=f"All of these hold: {rules}.", remedy="Make their conditions exclude each other.")

@@ -142,7 +142,7 @@ def _check_conditions(
             possible = literal >= SMALLEST[axis] if isinstance(literal, int) else literal in names.get(axis, (literal,))
             if table.key[0] == "suites" or not possible:
                 table.reject("when", what, did_you_mean(literal, axes[axis]))
-            warnings.append(f"{table.place('when')}: {what}")
+            warnings.append(f"{table.location('when')}: {what}")
     return tuple(warnings)
 
 

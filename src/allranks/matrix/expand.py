@@ -8,7 +8,7 @@ from math import prod
 from allranks.errors import MatrixError
 from allranks.matrix.axes import NO_TORCH
 from allranks.matrix.model import Cell, Matrix, Rule
-from allranks.matrix.toml_file import place
+from allranks.matrix.toml_file import location
 from allranks.matrix.when import Condition, Points, Space, parse_condition
 
 MOST_POINTS = 1_000_000
@@ -123,4 +123,4 @@ def _check_possible(matrix: Matrix, space: Space, left: Points) -> None:
 
 
 def _matrix_error(matrix: Matrix, what: str, remedy: str, why: str) -> MatrixError:
-    return MatrixError(f"{place(matrix.path, matrix.line, 'matrix')}: {what}.", why=why, remedy=remedy)
+    return MatrixError(f"{location(matrix.path, matrix.line, 'matrix')}: {what}.", why=why, remedy=remedy)

@@ -90,7 +90,7 @@ class Cell:
         """True if a condition holds for this cell, or there is none."""
         return when is None or when.holds(vars(self))
 
-    def told_axes(self) -> dict[str, AxisValue]:
+    def visible_axes(self) -> dict[str, AxisValue]:
         """The axes for reports and people: without ``torch`` if the matrix does not have that axis."""
         return {name: value for name, value in self.axes().items() if name != "torch" or value}
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from allranks.errors import MatrixError, UsageError, shown
 from allranks.matrix.model import Cell, Matrix, RunnerRule
-from allranks.matrix.toml_file import Table, place
+from allranks.matrix.toml_file import Table, location
 
 HOSTED_MINUTES: Final = 360
 OWN_MINUTES: Final = 5 * 24 * 60
@@ -55,7 +55,7 @@ def check_runners(matrix: Matrix, cells: Iterable[Cell]) -> None:
 
 
 def _lacks_gpus(matrix: Matrix, rule: RunnerRule, cell: Cell) -> MatrixError:
-    where = place(matrix.path, rule.line, "runners")
+    where = location(matrix.path, rule.line, "runners")
     what = f"{where}: the cell {cell.id} needs {cell.gpu_count} GPUs, and goes to machines ({rule.runs_on}) with"
     if rule.hosted and not rule.gpus:
         remedy = 'Add `gpu_count == 0` to its when, and a rule of machines with GPUs: labels = ["self-hosted", …].'

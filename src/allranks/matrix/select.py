@@ -12,7 +12,7 @@ from allranks.errors import UsageError, did_you_mean, listed, nearest
 from allranks.matrix.axes import ALWAYS_NAMED, AXES, NO_TORCH, AxisValue, written_type
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Cell, Rule
-from allranks.matrix.toml_file import place
+from allranks.matrix.toml_file import location
 
 SESSION = "dist"
 """The name of the nox session whose parameters are a cell's axes."""
@@ -170,5 +170,5 @@ def _asked(wanted: Wanted) -> str:
 
 
 def _described(expansion: Expansion, rule: Rule) -> str:
-    where = place(expansion.matrix.path, rule.line, "matrix.exclude")
+    where = location(expansion.matrix.path, rule.line, "matrix.exclude")
     return f"{where}: {rule.when.source} (reason: {rule.reason})."

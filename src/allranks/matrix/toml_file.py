@@ -18,7 +18,7 @@ KeyPath = tuple[str | int, ...]
 """The path of a value: keys, and positions in arrays of tables (``("matrix", "exclude", 0, "when")``)."""
 
 
-def place(path: Path, line: int, key: str) -> str:
+def location(path: Path, line: int, key: str) -> str:
     """The location as messages show it: ``matrix.toml:12: matrix.backend``; a line 0 is not known."""
     prefix = ".".join(PYPROJECT_TABLE) + "." if path.name == PYPROJECT else ""
     return f"{_label(path)}:{f'{line}:' if line else ''} {prefix}{key}"
@@ -46,14 +46,14 @@ class Table:
         """The line on which the table begins."""
         return line_of(self.lines, self.key)
 
-    def place(self, name: str = "") -> str:
+    def location(self, name: str = "") -> str:
         """The location of a key of this table, or of the table itself, as messages show it."""
         key = (*self.key, name) if name else self.key
-        return place(self.path, line_of(self.lines, key), dotted(key))
+        return location(self.path, line_of(self.lines, key), dotted(key))
 
     def reject(self, name: str, what: str, remedy: str) -> NoReturn:
         """Raise an error about one key of this table; about the table itself if ``name`` is empty."""
-        raise MatrixError(what=f"{self.place(name)}: {what}.", remedy=remedy)
+        raise MatrixError(what=f"{self.location(name)}: {what}.", remedy=remedy)
 
     def below(self, name: str, *index: int) -> "Table":
         """The table under a key, or an entry of the array of tables there; an empty table if the key is absent."""
