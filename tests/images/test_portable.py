@@ -195,8 +195,8 @@ def named(name, key="io.containerd.image.name"):
         ({"manifest__json": MANIFEST, "repositories": {"allranks/cpu": {"x": "y"}}}, "allranks/cpu"),
         ({"manifest__json": MANIFEST, "index__json": named("allranks/cpu:12")}, "allranks/cpu:12"),
         ({"manifest__json": MANIFEST, "index__json": named("x:1", "org.opencontainers.image.ref.name")}, "x:1"),
-        ({"manifest__json": MANIFEST * 2}, "holds 2 images"),
-        ({"index__json": named("x")}, "holds 0 images"),
+        ({"manifest__json": MANIFEST * 2}, "contains 2 images"),
+        ({"index__json": named("x")}, "contains 0 images"),
     ],
 )
 def test_an_archive_that_would_name_images_or_bring_several_is_not_loaded(tmp_path, daemon, progress, files, said):

@@ -254,7 +254,7 @@ def load_edited(load_text, document):
             "custom_backends =",
         ),
         ("[1, 2]", "[]", "matrix.toml:4: matrix.world_size: the list is empty", "world_size = [2, 4]"),
-        ("[1, 2]", "[1, 2, 1]", "matrix.toml:4: matrix.world_size: 1 is there twice", "once"),
+        ("[1, 2]", "[1, 2, 1]", "matrix.toml:4: matrix.world_size: 1 occurs twice", "once"),
         ("[1, 2]", "[1, 0]", "matrix.toml:4: matrix.world_size: 0 is out of range", "from 1 to"),
         ("[1, 2]", f"[{2**40}]", "matrix.toml:4: matrix.world_size: 1099511627776 is out of range", "from 1 to"),
         ("[1, 2]", "[0x" + "f" * 5000 + "]", "matrix.toml:4: matrix.world_size: a number of more than 57", "from 1 to"),
@@ -276,7 +276,7 @@ def load_edited(load_text, document):
             "matrix.toml:7: matrix.exclude.when: the cond",
             "'gpu_count'",
         ),
-        ("'nccl' and", "'ncll' and", "matrix.toml:7: matrix.exclude.when: the condition asks for 'ncll'", "'nccl'?"),
+        ("'nccl' and", "'ncll' and", "matrix.toml:7: matrix.exclude.when: the condition has 'ncll'", "'nccl'?"),
         ("'nccl' and", "1 and", "matrix.toml:7: matrix.exclude.when: the condition compares backend", "'nccl'"),
         ('"gpu_count == 0"', '"gpu_count == 3"', "matrix.toml:21: images: the cell gloo-w1-g0-env has no", "widen"),
         ('"gpu_count == 0"', "0", "matrix.toml:18: images.cpu.when: 0 is not a string", "when ="),
@@ -366,11 +366,11 @@ def load_edited(load_text, document):
         ),
         # environment
         ('"WARN"', "1", "matrix.toml:27: env.set.NCCL_DEBUG: 1 is not a string", 'in quotes:  "1"'),
-        ("NCCL_DEBUG =", "'A=B' =", "matrix.toml:27: env.set.'A=B': cannot be a name here", "letters"),
+        ("NCCL_DEBUG =", "'A=B' =", "matrix.toml:27: env.set.'A=B': is not a valid name here", "letters"),
         (
             "NCCL_DEBUG =",
             "WORLD_SIZE =",
-            "matrix.toml:27: env.set.WORLD_SIZE: cannot be a name here",
+            "matrix.toml:27: env.set.WORLD_SIZE: is not a valid name here",
             "allranks itself sets",
         ),
         ('{ NCCL_DEBUG = "WARN" }', "1", "matrix.toml:27: env.set: 1 is not a table", "[env.set]"),
@@ -432,7 +432,7 @@ def test_a_million_ranks_are_a_mistake(load_text, axis):
 def test_a_rule_for_a_value_that_left_its_axis_is_a_warning(load_text, table, when):
     [warning] = load_text(f'{AXES_LINES}{table}\nwhen = "{when}"\n{REST}').warnings
     key = table.strip("[").partition("]")[0]
-    assert warning.startswith(f"matrix.toml:6: {key}.when: the condition asks for ")
+    assert warning.startswith(f"matrix.toml:6: {key}.when: the condition has ")
     assert "is not on the axis" in warning
 
 

@@ -10,7 +10,7 @@ from allranks.errors import MatrixError, UsageError
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
-from allranks.matrix.jobs import plan, suites_holding, unnamed_suites
+from allranks.matrix.jobs import plan, suites_with_tests, unnamed_suites
 from allranks.matrix.model import Image, Matrix, Suite
 from allranks.matrix.select import select
 from allranks.matrix.when import parse_condition
@@ -77,7 +77,7 @@ def test_what_could_be_named_is_what_would_run_in_the_cells(with_one_by_name):
     ids=str,
 )
 def test_the_path_of_a_test_names_its_suite(with_one_by_name, pytest_args, held):
-    assert list(suites_holding(with_one_by_name, pytest_args)) == held
+    assert list(suites_with_tests(with_one_by_name, pytest_args)) == held
 
 
 @given(default=st.lists(st.booleans(), min_size=1, max_size=5), cut=st.integers(1, 3))

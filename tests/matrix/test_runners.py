@@ -72,7 +72,7 @@ def test_whose_machines_they_are_is_said_or_seen_by_their_labels(load_text, docu
         ("gpus = 1", "runners: the key labels is missing", 'labels = ["self-hosted"'),
         ("labels = []", "runners.labels: the list is empty", "self-hosted"),
         ('labels = "gpu"', "runners.labels: 'gpu' is not a list", 'labels = ["self-hosted"'),
-        ('labels = ["gpu", "GPU"]', "runners.labels: 'GPU' is there twice", "once"),
+        ('labels = ["gpu", "GPU"]', "runners.labels: 'GPU' occurs twice", "once"),
         ('labels = ["a,b"]', "runners.labels: 'a,b' cannot be a label", "no comma"),
         ('labels = ["a\\nb"]', "runners.labels: 'a\\\\nb' cannot be a label", "one line"),
         ('labels = [" a"]', "runners.labels: ' a' cannot be a label", "settings"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import MatrixError
-from allranks.matrix.jobs import suites_holding
+from allranks.matrix.jobs import suites_with_tests
 
 HEAD = '[matrix]\nbackend = "gloo"\nworld_size = 2\n[images.cpu]\ntorch = "2.13.0"\n[suites.t]\n'
 FILES = (
@@ -108,4 +108,4 @@ def test_thousands_of_files_are_no_burden(suite_of, repository):
 def test_a_test_names_the_suite_whose_paths_have_it_unless_it_is_excluded(suite_of, load_text, argument, held):
     suite_of("path = 'a'")
     matrix = load_text(HEAD + "path = ['a', 'b/test_four.py']\nexclude = ['a/slow']")
-    assert suites_holding(matrix, [argument]) == held
+    assert suites_with_tests(matrix, [argument]) == held

@@ -141,7 +141,7 @@ def test_a_finished_image_keeps_its_own_torch(load_text):
 def test_a_condition_on_torch_needs_the_axis(load_text, document):
     text = document + "[[env]]\nset = {}\nwhen = \"torch >= '2.14'\"\n"
     with pytest.raises(
-        MatrixError, match=r"env\.when: the condition names torch, which is not an axis of this matrix"
+        MatrixError, match=r"env\.when: the condition uses torch, which is not an axis of this matrix"
     ) as error:
         load_text(text)
     assert "Add torch = " in error.value.remedy
@@ -160,7 +160,7 @@ def test_a_version_in_a_condition_is_on_the_axis_however_it_is_written(load_text
         ("[2.13]", "2.13 is not one exact version in quotes"),
         ('["2"]', "'2' is not one exact version"),
         ('[">=2.13"]', "'>=2.13' is not one exact version"),
-        ('["2.13", "2.13.0"]', "'2.13.0' is there twice"),
+        ('["2.13", "2.13.0"]', "'2.13.0' occurs twice"),
         ("[]", "the list is empty"),
     ],
 )

@@ -13,7 +13,7 @@ from allranks.cli.printing import remark
 from allranks.errors import UsageError, nearest
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.expand import Expansion
-from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
+from allranks.matrix.jobs import chosen_suites, plan, suites_with_tests, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.select import select
 from allranks.protocol.xml_text import for_log
@@ -165,7 +165,7 @@ def _from_root(test: str, root: Path) -> str:
 
 
 def _check_suites(matrix: Matrix, tests: Sequence[str]) -> None:
-    holding = [set(suites_holding(matrix, [test])) for test in tests]
+    holding = [set(suites_with_tests(matrix, [test])) for test in tests]
     for test, suites in zip(tests, holding, strict=True):
         if not suites:
             why = f"The suites are {', '.join(matrix.suites)}: see their `path` in {matrix.path.name}."
@@ -188,7 +188,7 @@ def chosen_jobs(expansion: Expansion, options: Selection) -> Sequence[Job]:
 
 def chosen_names(expansion: Expansion, options: Selection) -> Sequence[str] | None:
     """The suites that are named with --suite, or by the path of one of their tests; None for those that run anyway."""
-    return options.suite or suites_holding(expansion.matrix, options.pytest_args) or None
+    return options.suite or suites_with_tests(expansion.matrix, options.pytest_args) or None
 
 
 def selected_cells(expansion: Expansion, options: Selection) -> Sequence[Cell]:

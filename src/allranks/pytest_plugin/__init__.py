@@ -138,7 +138,7 @@ def _backend_problem(name: str, config: pytest.Config) -> Iterator[str]:
     except MatrixError as error:
         yield f"--ranks-backend {name}: {error}"
         return
-    own = "A backend of your own goes into matrix.custom_backends, or into a module that -p or a conftest.py imports."
+    own = "Add your own backend to matrix.custom_backends, or register it in a module that -p or a conftest.py imports."
     if problem := backend_problem(name, (*declared, *_registered_backends()), own):
         what, remedy = problem
         yield f"--ranks-backend: {what}. {remedy}"
