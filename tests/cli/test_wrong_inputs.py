@@ -60,7 +60,7 @@ FILES = {
     ),
     "a condition on nothing": (
         GLOO + "[[env]]\nset = { A = '1' }\nwhen = \"bakend == 'gloo'\"\n",
-        "names 'bakend', which is not an axis",
+        "has 'bakend', which is not an axis",
         "'backend'",
     ),
     "a table for an array": (GLOO + "[env]\n", "a table is not an array of tables", "[[env]]"),

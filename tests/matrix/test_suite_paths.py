@@ -82,7 +82,7 @@ def test_what_is_excluded_is_left_out_or_ignored(suite_of, path, exclude, paths,
         ("path = 'a'\nexclude = ['a/fast*']", "exclude", "nothing matches 'a/fast*'"),
         ("path = 'a'\nexclude = ['b/*.py']", "exclude", "excludes nothing of the suite"),
         ("path = 'a'\nexclude = ['../*']", "exclude", "leads out of the repository"),
-        ("path = ['a', 'b']\nexclude = ['?']", "exclude", "all of the suite is excluded"),
+        ("path = ['a', 'b']\nexclude = ['?']", "exclude", "all tests of the suite are excluded"),
     ],
 )
 def test_a_wrong_path_or_pattern_is_an_error_that_names_it(suite_of, lines, key, what):
