@@ -1,7 +1,7 @@
 """The language of ``when``: comparisons of axes, combined with ``and``, ``or`` and ``not``.
 
-The text is parsed with Python's grammar but never executed, and unknown syntax is rejected. A condition is evaluated for
-all points of a matrix at once: a set of points is an integer with one bit per point.
+The text is parsed with Python's grammar but never executed, and unknown syntax is rejected. A condition is evaluated
+for all points of a matrix at once: a set of points is an integer with one bit per point.
 """
 
 import ast
