@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from allranks import ownership
 from allranks.errors import UsageError
 from allranks.ownership import (
-    alone,
+    exclusive_lock,
     forget_dead_runs,
     host_id,
     image_lock,
@@ -24,7 +24,7 @@ from allranks.ownership import (
     lock_folder,
     open_lock,
     own_run,
-    shared,
+    shared_lock,
 )
 
 OWNER = """
@@ -221,19 +221,19 @@ def test_no_two_jobs_have_one_lock(jobs):
 @pytest.mark.usefixtures("locks")
 def test_a_lock_that_somebody_shares_nobody_holds_alone():
     lock = image_lock("allranks/cpu:1")
-    with shared(lock), shared(lock):
+    with shared_lock(lock), shared_lock(lock):
         assert is_held(lock)
-        with alone(lock) as is_mine:
+        with exclusive_lock(lock) as is_mine:
             assert not is_mine
         assert is_held(lock)
 
 
 def test_a_lock_that_nobody_shares_is_held_alone_and_leaves_no_file(locks):
     lock = image_lock("allranks/cpu:1")
-    with alone(lock) as is_mine:
+    with exclusive_lock(lock) as is_mine:
         assert is_mine
         assert is_held(lock)
-        with alone(lock) as is_also_mine:
+        with exclusive_lock(lock) as is_also_mine:
             assert not is_also_mine
     assert not is_held(lock)
     assert list(locks.iterdir()) == []
@@ -242,10 +242,10 @@ def test_a_lock_that_nobody_shares_is_held_alone_and_leaves_no_file(locks):
 def test_who_shares_waits_for_who_holds_alone(locks):
     lock = image_lock("allranks/cpu:1")
     program = (
-        "import sys; from pathlib import Path; from allranks.ownership import shared\n"
-        "print('asks', flush=True)\nwith shared(Path(sys.argv[1])): print('has', flush=True)"
+        "import sys; from pathlib import Path; from allranks.ownership import shared_lock\n"
+        "print('asks', flush=True)\nwith shared_lock(Path(sys.argv[1])): print('has', flush=True)"
     )
-    with alone(lock):
+    with exclusive_lock(lock):
         process = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE)
         assert process.stdout.readline() == b"asks\n"
         assert process.poll() is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from allranks import user_cache
 from allranks.errors import EnvironmentBuildError
-from allranks.user_cache import cache_limit, forget_unused, free_space, prune_cache, to_forget, use
+from allranks.user_cache import cache_limit, forget_unused, free_space, mark_used, prune_cache, to_remove
 
 KIB = 1 << 10
 
@@ -74,9 +74,9 @@ def test_a_large_new_entry_does_not_take_what_fits_beside_it_again(add, tmp_path
 HOLD = """
 import sys
 from pathlib import Path
-from allranks.user_cache import use
+from allranks.user_cache import mark_used
 
-use(Path(sys.argv[1]))
+mark_used(Path(sys.argv[1]))
 print("used", flush=True)
 sys.stdin.read()
 """
@@ -117,7 +117,7 @@ def test_an_entry_that_another_run_uses_stays_as_long_as_that_runs(add, tmp_path
 def test_an_entry_that_this_process_uses_stays(add, tmp_path):
     old = add("old")
     add("new")
-    use(old)
+    mark_used(old)
     os.utime(old, (1, 1))
     free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new", "old"]
@@ -147,15 +147,15 @@ def test_an_old_entry_that_another_run_uses_stays(add, tmp_path, other_run):
 
 def test_use_makes_an_entry_the_newest(add, tmp_path):
     first, _ = add("first"), add("second")
-    use(first)
-    assert to_forget(tmp_path, 150 * KIB) == [tmp_path / "second"]
+    mark_used(first)
+    assert to_remove(tmp_path, 150 * KIB) == [tmp_path / "second"]
 
 
 def test_a_second_use_costs_no_second_descriptor(add):
     entry = add("entry")
-    use(entry)
+    mark_used(entry)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    use(entry)
+    mark_used(entry)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -186,7 +186,7 @@ def test_a_cache_that_nobody_may_write_is_used_as_it_is(add, monkeypatch):
 
     monkeypatch.setattr(user_cache.os, "open", refuse)
     monkeypatch.setattr(user_cache.os, "utime", refuse)
-    use(entry)
+    mark_used(entry)
 
 
 def test_links_are_neither_followed_nor_counted(add, tmp_path):

@@ -27,7 +27,7 @@ HOST_VARIABLE = "ALLRANKS_JOB_OF_HOST"
 
 HOST_LABEL = "allranks.host"
 LOCKS_LABEL = "allranks.locks"
-"""Label with the :func:`locks_place` of the folder in which an object's run is locked."""
+"""Label with the :func:`locks_id` of the folder in which an object's run is locked."""
 
 RUN_LABEL = "allranks.run"
 GPUS_LABEL = "allranks.gpus"
@@ -47,7 +47,7 @@ def host_id() -> str:
     return ".".join(_digest(part).hex()[:16] for part in (machine, _text_of(_BOOT_ID), spaces))
 
 
-def locks_place() -> str:
+def locks_id() -> str:
     """The identity of this process's folder of locks: whoever has the same one sees the same locks, in any container.
 
     No two mounted file systems of one boot share a device number. A number is used again only after the file system is
@@ -159,7 +159,7 @@ def _run_lock(run_id: str) -> Path:
 @contextmanager
 def own_run(run_id: str) -> Iterator["OwnedRun"]:
     """Own a run for as long as the context lasts; several processes may own one run together."""
-    with shared(_run_lock(run_id)) as descriptor:
+    with shared_lock(_run_lock(run_id)) as descriptor:
         yield OwnedRun(run_id, descriptor)
 
 
@@ -197,7 +197,7 @@ class OwnedRun:
 
 
 @contextmanager
-def shared(path: Path) -> Iterator[int]:
+def shared_lock(path: Path) -> Iterator[int]:
     """Hold the lock of a file together with others, once no process holds it alone; the last one removes the file.
 
     Yields:
@@ -212,7 +212,7 @@ def shared(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[bool]:
+def exclusive_lock(path: Path) -> Iterator[bool]:
     """Hold the lock of a file alone; False, and no lock, if another process holds it."""
     try:
         descriptor = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -100,7 +100,7 @@ def cache_limit() -> int:
     return int(gib * (1 << 30))
 
 
-def use(entry: Path) -> None:
+def mark_used(entry: Path) -> None:
     """Keep an entry of the cache as long as this process runs, and count it as just used.
 
     Call this before checking whether the entry exists, and again after making it.
@@ -142,7 +142,7 @@ def free_space(folder: Path, limit: int, progress: Callable[[str], None]) -> Non
         limit: Bytes; see :func:`cache_limit`. The entry that was used last stays, however large it is.
         progress: Receives a line for each entry that is removed.
     """
-    for entry in to_forget(folder, limit):
+    for entry in to_remove(folder, limit):
         _forget(entry, lambda entry: progress(f"removing {entry}, the least recently used"))
 
 
@@ -178,7 +178,7 @@ def prune_cache() -> list[Path]:
     return [entry for kind in kinds for entry in forget_unused(cache_folder() / kind)]
 
 
-def to_forget(folder: Path, limit: int) -> list[Path]:
+def to_remove(folder: Path, limit: int) -> list[Path]:
     """The entries that :func:`free_space` removes, if no run uses them."""
     found = [(entry.lstat().st_mtime, entry) for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
     now = time.time()
@@ -212,7 +212,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def keep(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
     """Write a file so that no other process ever reads a partial one."""
     private = file.with_suffix(f".{os.getpid()}")
     private.write_text(text, encoding="utf-8")

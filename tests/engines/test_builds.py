@@ -13,7 +13,7 @@ from allranks.images.base import DEFAULT, find_base
 from allranks.images.builders import BuildRequest, build_with_sdk
 from allranks.images.leftovers import LABEL, builder_of, dead_builders, end_step, remove_dead_builds
 from allranks.interruption import checked_by
-from allranks.ownership import image_lock, shared
+from allranks.ownership import image_lock, shared_lock
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
 
@@ -77,7 +77,7 @@ def test_an_interrupted_build_has_ended_and_leaves_no_container(docker_client, r
         build_with_sdk(docker_client, request_, iter([context()]), interrupt)
     assert seen
     assert not [each for each in left() if "Image" in each]
-    with shared(image_lock(request_.tag)):
+    with shared_lock(image_lock(request_.tag)):
         assert request_.arguments["BUILDER"] not in dead_builders(docker_client.api)
         assert list(remove_dead_builds(docker_client.api)) == []
     assert request_.arguments["BUILDER"] in remove_dead_builds(docker_client.api)

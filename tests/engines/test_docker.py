@@ -23,7 +23,7 @@ from allranks.errors import EngineError, ExitCode
 from allranks.images import docker_client
 from allranks.images.docker_client import connect
 from allranks.images.leftovers import LABEL, foreign_builders
-from allranks.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABEL, locks_place, own_run
+from allranks.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABEL, locks_id, own_run
 from allranks.protocol.records import Notice
 
 REMOVED = ["remove", "remove_volume", "remove_volume"]
@@ -420,7 +420,7 @@ def test_a_network_in_which_somebody_else_is_stays(left_over):
 def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_other(fake, make_spec):
     client = fake()
     has, has_not = (make_spec(image="i", gpus=gpus).labels for gpus in (("GPU-a", "GPU-b"), ("GPU-c",)))
-    here, same_locks = {HOST_LABEL: docker_objects.host_id()}, {HOST_LABEL: "other", LOCKS_LABEL: locks_place()}
+    here, same_locks = {HOST_LABEL: docker_objects.host_id()}, {HOST_LABEL: "other", LOCKS_LABEL: locks_id()}
     client.listed = [
         {"Id": "id-a", "Labels": {**has, **here}},
         {"Id": "id-b", "Labels": {**has, **same_locks}},
@@ -443,7 +443,7 @@ def test_a_gpu_that_a_dead_runs_container_does_not_let_go_is_an_error(fake, make
 
 
 @pytest.mark.usefixtures("locks")
-@pytest.mark.parametrize(("place", "removed"), [(locks_place, ["container gone"]), (lambda: "elsewhere", [])])
+@pytest.mark.parametrize(("place", "removed"), [(locks_id, ["container gone"]), (lambda: "elsewhere", [])])
 def test_what_is_of_another_container_is_judged_only_by_locks_that_are_visible_here(left_over, place, removed):
     """A run in a container of its own has another id of a host; its locks are in a folder that is named."""
     client = left_over()
@@ -462,7 +462,7 @@ def test_what_a_run_makes_names_the_place_of_its_locks(fake, make_spec):
     with suppress(EngineError), engine_of(client).start(make_spec(image="i")):
         pass
     [request] = [call[2] for call in client.calls if call[0] == "create"]
-    assert request["labels"][LOCKS_LABEL] == locks_place()
+    assert request["labels"][LOCKS_LABEL] == locks_id()
 
 
 @pytest.fixture

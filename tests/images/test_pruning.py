@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.images.inventory import PruneLimits, StoredImage, remove, to_remove
-from allranks.ownership import image_lock, shared
+from allranks.ownership import image_lock, shared_lock
 
 GB = 10**9
 NOW = 1_000_000.0
@@ -127,7 +127,7 @@ def test_what_a_run_has_come_to_need_stays_with_all_that_it_lies_on(name, progre
     api = Api()
     layer = image("layer")
     cpu = replace(image("cpu", diffs=("base", "torch", "packages")), names=("allranks/cpu:1", "allranks/layer:2"))
-    with shared(image_lock(name)):
+    with shared_lock(image_lock(name)):
         assert list(remove(api, [cpu, layer, image("other", diffs=("base", "x"))], progress)) != []
     assert api.removed == ["allranks/other:1"]
     assert progress == ["kept allranks/cpu:1: a run or build needs it now"]

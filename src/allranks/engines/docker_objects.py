@@ -51,7 +51,7 @@ from allranks.ownership import (
     host_id,
     is_dead,
     is_of_earlier_boot,
-    locks_place,
+    locks_id,
 )
 
 _REMOVED_WITHIN = 10.0
@@ -73,7 +73,7 @@ class DaemonObjects:
     @property
     def _owner(self) -> dict[str, str]:
         """The labels that identify the owner of an object, so that others can check whether it is alive."""
-        return {HOST_LABEL: host_id(), LOCKS_LABEL: locks_place()}
+        return {HOST_LABEL: host_id(), LOCKS_LABEL: locks_id()}
 
     @cached_property
     def _daemon(self) -> Daemon:
@@ -254,7 +254,7 @@ def _is_dead(listed: Listed) -> bool:
     """Whether the owner is certainly dead: its lock is free, or its host has restarted."""
     labels = labels_of(listed)
     host, run_id, place = (labels.get(name, "") for name in (HOST_LABEL, RUN_LABEL, LOCKS_LABEL))
-    if host == host_id() or place == locks_place():
+    if host == host_id() or place == locks_id():
         return bool(run_id) and is_dead(run_id)
     return is_inactive(listed) and is_of_earlier_boot(host, created_at(listed))
 
@@ -262,7 +262,7 @@ def _is_dead(listed: Listed) -> bool:
 def _is_foreign(listed: Listed) -> bool:
     """Whether an object belongs to a run that may be alive, whose lock is not accessible from here."""
     labels = labels_of(listed)
-    is_local = labels.get(HOST_LABEL) == host_id() or labels.get(LOCKS_LABEL) == locks_place()
+    is_local = labels.get(HOST_LABEL) == host_id() or labels.get(LOCKS_LABEL) == locks_id()
     return RUN_LABEL in labels and not is_local and not _is_dead(listed)
 
 

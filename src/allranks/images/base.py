@@ -12,8 +12,8 @@ from allranks.errors import ImageError
 from allranks.images.daemon import Progress, find, pull, reported
 from allranks.interruption import block_signals
 from allranks.matrix.model import Image
-from allranks.ownership import image_lock, shared
-from allranks.user_cache import keep, made_cache_folder
+from allranks.ownership import image_lock, shared_lock
+from allranks.user_cache import made_cache_folder, write_atomically
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -138,7 +138,7 @@ def python_of(client: DockerClient, base: Base) -> ImagePython:
         return read_probe(file.read_text(encoding="utf-8"), base=base.reference)
     output = _probe(client, base)
     python = read_probe(output, base=base.reference)
-    keep(file, output)
+    write_atomically(file, output)
     return python
 
 
@@ -150,7 +150,7 @@ def _probe(client: DockerClient, base: Base) -> str:
     name = f"python-of-{base.id.removeprefix('sha256:')[:12]}"
     labels = {"allranks": "1", LABEL: builder_of(name)}
     # If this process is killed, the container is removed with the leftovers of builds.
-    with shared(image_lock(name)), reported(what, remedy=remedy):
+    with shared_lock(image_lock(name)), reported(what, remedy=remedy):
         with block_signals():
             container = client.containers.create(
                 base.id, [_PROBE], entrypoint=["python3", "-c"], network_mode="none", labels=labels

@@ -15,7 +15,7 @@ from allranks.images.daemon import OURS, BuildContext, Progress, find, pull, rep
 from allranks.images.recipe import Recipe, image_key, recipe_of
 from allranks.images.sources import build_until_stable, source_digest
 from allranks.interruption import time_limit
-from allranks.ownership import image_lock, shared
+from allranks.ownership import image_lock, shared_lock
 from allranks.user_cache import locked
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _find_or_build(image: Image, context: BuildContext) -> BuiltImage:
 
 def _ensure(recipe: Recipe, context: BuildContext) -> BuiltImage:
     base, reference = _base_and_reference(recipe, context)
-    context.uses.enter_context(shared(image_lock(reference)))
+    context.uses.enter_context(shared_lock(image_lock(reference)))
     return _present(context.client, reference) or _build_once(recipe, base, reference, context)
 
 
@@ -118,7 +118,7 @@ def repository(name: str) -> str:
 
 
 def _find_or_pull(name: str, reference: str, context: BuildContext) -> BuiltImage:
-    context.uses.enter_context(shared(image_lock(reference)))
+    context.uses.enter_context(shared_lock(image_lock(reference)))
     if present := find(context.client, reference):
         if reference.startswith(OURS):
             touch(context.client, reference)

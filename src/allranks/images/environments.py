@@ -19,7 +19,7 @@ from allranks.errors import EnvironmentBuildError
 from allranks.images.child_process import child, lines_of, succeeds
 from allranks.images.host_pip import run_to_end
 from allranks.images.pip_settings import pip_settings, python_that_builds, without_logins
-from allranks.user_cache import cache_folder, cache_limit, free_space, hold, use
+from allranks.user_cache import cache_folder, cache_limit, free_space, hold, mark_used
 
 _COMPLETE = ".complete"
 
@@ -96,13 +96,13 @@ def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None
     limit = cache_limit()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        use(folder)
+        mark_used(folder)
         if (folder / _COMPLETE).exists():
             return python
         with locked(folder):
             if not (folder / _COMPLETE).exists():
                 _create(folder, recipe, progress)
-                use(folder)
+                mark_used(folder)
                 free_space(folder.parent, limit, progress)
     except OSError as error:
         msg = f"The environment {folder} cannot be created."

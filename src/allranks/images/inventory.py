@@ -15,7 +15,7 @@ from allranks.images.daemon import OURS, Progress, reported
 from allranks.images.docker_client import connect
 from allranks.images.layers import REPOSITORY
 from allranks.images.leftovers import reference_of, remove_dead_builds
-from allranks.ownership import alone, image_lock, is_held
+from allranks.ownership import exclusive_lock, image_lock, is_held
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -202,7 +202,7 @@ def _remove_unless_used(client: APIClient, image: StoredImage) -> str:
     A run on another host or in another container has no lock here, but has updated the time of the last use.
     """
     with ExitStack() as locks:
-        if not all(locks.enter_context(alone(image_lock(name))) for name in image.names):
+        if not all(locks.enter_context(exclusive_lock(image_lock(name))) for name in image.names):
             return "a run or build needs it now"
         try:
             with reported(f"The image {image.title} could not be removed.", remedy=""):

@@ -16,7 +16,7 @@ from allranks.images.leftovers import builder_of, remove_leftovers
 from allranks.images.project import wheel_of
 from allranks.images.recipe import Recipe, layer_key
 from allranks.images.wheels import ResolutionRequest, Wheelhouse, identity, requirements, resolve
-from allranks.ownership import image_lock, shared
+from allranks.ownership import image_lock, shared_lock
 from allranks.user_cache import locked
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _ensure_layer(layer: Layer, below: Base, context: BuildContext) -> Base:
     key = layer_key(parent_id=below.id, content=layer.content, dockerfile=dockerfile)
     reference = f"{REPOSITORY}:{key}"
     # Locked until the run ends, since the next layer is built on it.
-    context.uses.enter_context(shared(image_lock(reference)))
+    context.uses.enter_context(shared_lock(image_lock(reference)))
     with locked(f"layer-{key}"):
         image = find(context.client, reference) or _build_layer(layer, below, reference, context)
     return Base(reference=reference, id=str(image.id))

@@ -14,7 +14,7 @@ from typing import Any
 from docker import APIClient
 
 from allranks.images.docker_client import FAILURES
-from allranks.ownership import alone, host_id, image_lock, is_held, is_of_earlier_boot
+from allranks.ownership import exclusive_lock, host_id, image_lock, is_held, is_of_earlier_boot
 
 Listed = Mapping[str, Any]
 """A container, image, volume or network in a list of the daemon."""
@@ -112,7 +112,7 @@ def _is_dead(builder: str, left: Sequence[Listed]) -> bool:
 def remove_dead_builds(client: APIClient) -> Iterator[str]:
     """Remove the leftovers of dead builds; yield their labels."""
     for builder in dead_builders(client):
-        with alone(_lock(builder)) as is_locked:
+        with exclusive_lock(_lock(builder)) as is_locked:
             if is_locked:
                 remove_leftovers(client, builder)
                 yield builder

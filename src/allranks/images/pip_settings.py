@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from allranks.errors import AllranksError
-from allranks.user_cache import keep, made_cache_folder
+from allranks.user_cache import made_cache_folder, write_atomically
 
 _IRRELEVANT = frozenset(
     {
@@ -109,7 +109,7 @@ def _cached_settings(python: str) -> list[_Setting]:
     files, settings = _query(python)
     if cache:
         with suppress(OSError):
-            keep(cache, json.dumps({"stamps": _stamps(files), "settings": settings}))
+            write_atomically(cache, json.dumps({"stamps": _stamps(files), "settings": settings}))
     return settings
 
 

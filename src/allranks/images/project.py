@@ -17,7 +17,7 @@ from allranks.images.recipe import digest, recipe_of
 from allranks.images.sources import build_until_stable, changed, has_changed, has_test, is_known, source_digest
 from allranks.images.wheels import PipRequest, is_pure, requirements, run_pip
 from allranks.matrix.model import Image
-from allranks.user_cache import cache_folder, forget_unused, keep
+from allranks.user_cache import cache_folder, forget_unused, write_atomically
 
 
 def without_project(image: Image, root: Path, progress: Progress) -> Image:
@@ -88,7 +88,7 @@ def wheel_of(folder: Path, source: str, tests: Sequence[Path], progress: Progres
                 raise changed(folder)
             wheel = wheel.rename(cached / wheel.name)
         if link and lacks_tests:
-            keep(link, cached.name)
+            write_atomically(link, cached.name)
         return wheel
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from allranks.errors import SourceChangedError
 from allranks.images.daemon import Progress
-from allranks.user_cache import keep, made_cache_folder
+from allranks.user_cache import made_cache_folder, write_atomically
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def source_digest(folder: Path, *, tests: Sequence[Path] = ()) -> str:
         return cached["digest"]
     names = {entry.path: os.path.relpath(entry.path, folder) for entry in files}
     digest = _hash(f"{name}:{'' if path in test_paths else _content(path)}" for path, name in names.items())
-    keep(cache, json.dumps({"stamps": stamps, "digest": digest}))
+    write_atomically(cache, json.dumps({"stamps": stamps, "digest": digest}))
     return digest
 
 

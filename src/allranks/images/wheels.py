@@ -25,7 +25,7 @@ from allranks.images.daemon import Progress
 from allranks.images.host_pip import run_to_end
 from allranks.images.pip_settings import has_pip, python_that_builds
 from allranks.images.recipe import Recipe, digest
-from allranks.user_cache import cache_limit, free_space, made_cache_folder, use
+from allranks.user_cache import cache_limit, free_space, made_cache_folder, mark_used
 
 _OF_AN_EXTRA = re.compile(r"\bextra\s*==")
 
@@ -148,13 +148,13 @@ def resolve(request: ResolutionRequest, progress: Progress) -> Wheelhouse:
     """
     folder = made_cache_folder("wheels") / _key(request)
     limit = cache_limit()
-    use(folder)
+    mark_used(folder)
     if not folder.is_dir():
         progress(f"resolving the packages of image {request.recipe.name}")
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as scratch:
             _fill(Path(scratch), request, progress)
             _publish(Path(scratch), folder)
-        use(folder)
+        mark_used(folder)
         free_space(folder.parent, limit, progress)
     return Wheelhouse(tools=folder / "tools", torch=folder / "torch", packages=folder / "packages")
 

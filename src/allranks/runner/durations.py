@@ -15,7 +15,7 @@ from typing import Final
 from allranks.report.judged import CellSuite, JobSummary
 from allranks.report.results import TestVerdict, VerdictKind, VerdictRule
 from allranks.report.untrusted import other_schema
-from allranks.user_cache import cache_folder, hold, keep
+from allranks.user_cache import cache_folder, hold, write_atomically
 
 Durations = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Seconds, by suite, backend and node id."""
@@ -109,7 +109,7 @@ def keep_durations(path: Path, new: Durations, say: Callable[[str], None]) -> No
             before = _text(path)
             after = render(renewed(parse(before), new))
             if after != before:
-                keep(path, after)
+                write_atomically(path, after)
     except DurationsError as error:
         say(f"{path} was not renewed by what this run took: it {error}. Remove it, and the next run makes a new one.")
     except OSError as error:
