@@ -30,6 +30,6 @@ def test_no_exit_code_is_good():
 
 
 def test_no_cause_gives_orders_to_the_terminal():
-    assert AllranksError("It broke.", why="\x1b[2J\x9bm \x1b[31mred\x1b[0m").told == (
+    assert AllranksError("It broke.", why="\x1b[2J\x9bm \x1b[31mred\x1b[0m").terminal_text == (
         "allranks: error: It broke.\n  �m \x1b[31mred\x1b[0m"
     )

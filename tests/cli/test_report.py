@@ -53,7 +53,7 @@ def test_a_merge_is_one_object_for_programs(allranks, ranks):
 
 def test_a_quiet_merge_prints_problems_and_the_verdict(allranks, ranks):
     folder = ranks("", "")
-    assert allranks("report", str(folder), "-q")[1] == "exit code 0: all verdicts are good\n"
+    assert allranks("report", str(folder), "-q")[1] == "exit code 0: all tests passed\n"
     (folder / "gloo-w2-g0-env/tests/rank-1.xml").write_text(
         RANK.format(name="test_x", result='<failure message="no"/>')
     )

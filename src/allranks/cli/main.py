@@ -212,7 +212,7 @@ def _print(error: AllranksError, arguments: Sequence[str], stream: TextIO) -> No
         import traceback  # noqa: PLC0415 - its import takes as long as a small command
 
         traceback.print_exc(file=stream)
-    head, colon, rest = error.told.partition("error:")
+    head, colon, rest = error.terminal_text.partition("error:")
     print(painted(f"{head}{colon}", "red", stream) + rest, file=stream)
 
 
