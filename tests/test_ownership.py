@@ -15,7 +15,6 @@ from allranks import ownership
 from allranks.errors import UsageError
 from allranks.ownership import (
     exclusive_lock,
-    forget_dead_runs,
     host_id,
     image_lock,
     is_dead,
@@ -24,6 +23,7 @@ from allranks.ownership import (
     lock_folder,
     open_lock,
     own_run,
+    remove_dead_locks,
     shared_lock,
 )
 
@@ -145,7 +145,7 @@ def test_files_of_killed_owners_are_forgotten_and_those_of_the_living_are_not(st
     owner.kill()
     owner.wait()
     with own_run("alive"):
-        forget_dead_runs()
+        remove_dead_locks()
         assert [path.name for path in locks.iterdir()] == ["run-alive"]
         assert not is_dead("alive")
 
@@ -159,7 +159,7 @@ def test_an_owner_that_ends_removes_no_file_but_its_own(locks):
 
 def test_forgetting_survives_a_file_that_goes_at_that_moment(locks, monkeypatch):
     monkeypatch.setattr(Path, "glob", lambda *_: iter([locks / "run-gone"]))
-    forget_dead_runs()
+    remove_dead_locks()
     assert list(locks.iterdir()) == []
 
 

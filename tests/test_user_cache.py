@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from allranks import user_cache
 from allranks.errors import EnvironmentBuildError
-from allranks.user_cache import cache_limit, forget_unused, free_space, mark_used, prune_cache, to_remove
+from allranks.user_cache import cache_limit, free_space, mark_used, prune_cache, remove_unused, to_remove
 
 KIB = 1 << 10
 
@@ -141,7 +141,7 @@ def test_what_was_not_used_for_a_month_goes_from_each_kind_of_entries(monkeypatc
 def test_an_old_entry_that_another_run_uses_stays(add, tmp_path, other_run):
     other_run(add("a"))
     os.utime(tmp_path / "a", (1, 1))
-    assert forget_unused(tmp_path) == []
+    assert remove_unused(tmp_path) == []
     assert names(tmp_path) == ["a"]
 
 

@@ -47,11 +47,11 @@ from allranks.ownership import (
     HOST_LABEL,
     LOCKS_LABEL,
     RUN_LABEL,
-    forget_dead_runs,
     host_id,
     is_dead,
     is_of_earlier_boot,
     locks_id,
+    remove_dead_locks,
 )
 
 _REMOVED_WITHIN = 10.0
@@ -171,7 +171,7 @@ class DaemonObjects:
             if not is_dry_run:
                 volumes = [item for item in volumes if _try_to_remove(self._client.remove_volume, item["Name"])]
                 networks = [item for item in networks if _try_to_remove(self._client.remove_network, item["Id"])]
-                forget_dead_runs()
+                remove_dead_locks()
             unknown = _names(foreign_containers, foreign_volumes, foreign_networks, foreign_builders(self._client))
         return Leftovers(_names(containers, volumes, networks, builders), unknown)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import allranks
 from allranks.engines.base import FileCopy
 from allranks.errors import EnvironmentBuildError
-from allranks.user_cache import WRITABLE, forget_unused
+from allranks.user_cache import WRITABLE, remove_unused
 
 _NEEDED = ("__init__.py", "protocol", "agent", "testing", "pytest_plugin/__init__.py")
 
@@ -129,7 +129,7 @@ def _key(modules: Mapping[Path, Path]) -> str:
 
 def _compile(folder: Path, modules: Mapping[Path, Path]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    forget_unused(folder.parent)
+    remove_unused(folder.parent)
     draft = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         for target, source in modules.items():

@@ -38,9 +38,9 @@ from allranks.ownership import (
     HOST_VARIABLE,
     RUN_VARIABLE,
     Owner,
-    forget_dead_runs,
     host_id,
     process_namespace,
+    remove_dead_locks,
 )
 from allranks.protocol.records import Record
 from allranks.user_cache import cache_folder
@@ -156,7 +156,7 @@ class ProcessEngine(Engine):
         left = [folder for folder, owner in _scratch_folders() if owner.is_dead]
         for folder in left:
             remove_tree(folder)
-        forget_dead_runs()
+        remove_dead_locks()
         return Leftovers([*dead, *(f"folder {folder}" for folder in left)], unknown)
 
 

@@ -17,7 +17,7 @@ from allranks.images.recipe import digest, recipe_of
 from allranks.images.sources import build_until_stable, changed, has_changed, has_test, is_known, source_digest
 from allranks.images.wheels import PipRequest, is_pure, requirements, run_pip
 from allranks.matrix.model import Image
-from allranks.user_cache import cache_folder, forget_unused, write_atomically
+from allranks.user_cache import cache_folder, remove_unused, write_atomically
 
 
 def without_project(image: Image, root: Path, progress: Progress) -> Image:
@@ -80,7 +80,7 @@ def wheel_of(folder: Path, source: str, tests: Sequence[Path], progress: Progres
     with in_cache(cached):
         if wheel := next(cached.glob("*.whl"), None):  # another run was faster
             return wheel
-        forget_unused(projects)
+        remove_unused(projects)
         with tempfile.TemporaryDirectory(dir=cached) as scratch:
             wheel = build_wheel(folder, into=Path(scratch), progress=progress)
             lacks_tests = link is not None and is_known(source) and not has_test(wheel, folder, tests)
