@@ -84,8 +84,8 @@ def test_a_second_command_of_a_name_is_refused(other, name, owner, capsys):
     other("lsf", lambda: plugin_with(name, "hello"))
     assert cli.main(["--help"]) == ExitCode.INFRASTRUCTURE
     err = capsys.readouterr().err
-    assert f"The plug-in lsf adds the command {name}, which is already there." in err
-    assert f"It is of {owner}." in err
+    assert f"The plug-in lsf adds the command {name}, which already exists." in err
+    assert f"It belongs to {owner}." in err
 
 
 @pytest.mark.parametrize("found", [3, "greet", ("greet", "say hello"), None, {"name": "greet"}])
@@ -96,7 +96,7 @@ def test_what_is_no_command_is_one_error_that_names_its_plug_in(other, capsys, m
     other("lsf", lambda: SimpleNamespace(allranks_commands=hook))
     assert cli.main(["--help"]) == ExitCode.INFRASTRUCTURE
     told = capsys.readouterr()
-    assert "The plug-in lsf adds something that is not a command." in told.out + told.err
+    assert "The plug-in lsf adds an invalid command." in told.out + told.err
     assert "Traceback" not in told.err
 
 
@@ -140,7 +140,7 @@ def test_options_that_are_no_dataclass_are_one_error_that_names_the_plug_in(othe
     hook = implements(lambda: returned)
     other("lsf", lambda: SimpleNamespace(allranks_options=hook))
     assert cli.main(["report"]) == ExitCode.INFRASTRUCTURE
-    assert "The plug-in lsf adds something that is not a dataclass of options." in capsys.readouterr().err
+    assert "The plug-in lsf adds options that are not a dataclass." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["--policy", "--json", "-q", "--cell-in-classname", "--help"])
@@ -255,8 +255,8 @@ def test_a_second_section_of_a_name_is_refused_before_anything_is_merged(other, 
         other(plugin, lambda hook=hook: SimpleNamespace(allranks_sections=hook))
     code, _, err = allranks("report", str(ranks))
     assert code == ExitCode.INFRASTRUCTURE
-    assert "The plug-in tides adds the section moon, which is already there." in err
-    assert "It is of the plug-in moon." in err
+    assert "The plug-in tides adds the section moon, which already exists." in err
+    assert "It belongs to the plug-in moon." in err
     assert not (ranks / "report.json").exists()
 
 
@@ -267,8 +267,8 @@ def test_a_section_with_a_name_of_the_report_is_refused_before_anything_runs(oth
     for command in (("report", str(ranks)), ("run",)):
         code, _, err = allranks(*command)
         assert code == ExitCode.INFRASTRUCTURE
-        assert f"The plug-in moon adds the section {name}, which is already there." in err
-        assert "It is of allranks." in err
+        assert f"The plug-in moon adds the section {name}, which already exists." in err
+        assert "It belongs to allranks." in err
     assert (runs, (ranks / "report.json").exists()) == ([], False)
 
 
@@ -280,7 +280,7 @@ def test_a_section_without_a_usable_name_is_refused(other, maker, ranks, allrank
     other("moon", lambda: SimpleNamespace(allranks_sections=hook))
     code, _, err = allranks("report", str(ranks))
     assert code == ExitCode.INFRASTRUCTURE
-    assert "The plug-in moon adds a section without a usable name." in err
+    assert "The plug-in moon adds a section without a valid name." in err
     assert "Traceback" not in err
 
 

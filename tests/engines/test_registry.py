@@ -74,7 +74,7 @@ def test_an_engine_of_another_package_is_chosen_by_its_name_alone(others):
 
 def test_an_engine_cannot_take_the_name_of_an_own_one(others):
     others(process=Far)
-    with pytest.raises(PluginError, match="adds the engine process, which is already there"):
+    with pytest.raises(PluginError, match="adds the engine process, which already exists"):
         engine_names()
 
 
@@ -179,7 +179,7 @@ def test_an_absent_engine_is_a_problem_for_the_doctor_if_it_is_asked_for(others,
 
 def test_no_engine_can_be_called_auto(others):
     others(auto=Far)
-    with pytest.raises(PluginError, match="adds the engine auto, which is already there"):
+    with pytest.raises(PluginError, match="adds the engine auto, which already exists"):
         engine_names()
 
 
