@@ -158,7 +158,7 @@ def test_without_a_matrix_file_above_the_error_says_where_it_looked(allranks, re
     code, _, err = allranks("plan")
     assert code == 2
     assert f"{repository}/below/matrix.toml" in err
-    assert "parents of this folder" in err
+    assert "parent folders have none" in err
 
 
 def test_where_nothing_runs_by_default_the_error_says_what_to_name(allranks, one_by_name, runs):

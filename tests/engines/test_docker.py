@@ -119,7 +119,7 @@ def test_a_container_that_somebody_removes_while_its_job_runs_is_told_so(fake, s
     client = fake(wait=gone, inspect=gone)
     with engine_of(client).start(spec) as job:
         client.daemon.close()
-        with pytest.raises(EngineError, match="it was removed while the job ran") as raised:
+        with pytest.raises(EngineError, match="was removed while the job ran") as raised:
             job.wait(ignore)
     assert "No such container" in raised.value.why
 

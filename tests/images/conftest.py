@@ -134,7 +134,7 @@ def quick_answer_of_pip(monkeypatch):
             for name, value in os.environ.items()
             if name.startswith("PIP_") and value
         ]
-        return [], [each for each in found if each[1] not in pip_settings._NOT_DECISIVE]
+        return [], [each for each in found if each[1] not in pip_settings._IRRELEVANT]
 
     monkeypatch.setattr(pip_settings, "_query", ask)
 

@@ -94,7 +94,7 @@ def test_what_is_made_of_a_project_that_never_stays_is_for_one_run(repository, b
     builds.meanwhile = lambda: (repository / "hello.py").write_text(f"WORD = {next(words)}\n")
     made = {project_files(IMAGE, repository, progress) for _ in range(2)}
     assert len(made) == 2
-    assert sum("this run alone uses the result" in line for line in progress) == 2
+    assert sum("only this run uses the result" in line for line in progress) == 2
 
 
 def test_another_python_builds_another_wheel(repository, builds, progress, monkeypatch):

@@ -29,7 +29,7 @@ def install(folder, recipe, progress):
     with open(sys.argv[1], "a") as log:
         log.write("made\\n")
 
-environments._create, environments._install = create, install
+environments._create_empty, environments._install = create, install
 print(environments.ensure_environment(environments.EnvironmentRecipe(name="e", arguments=("x",)), print))
 """
 
@@ -43,7 +43,7 @@ def own_cache(tmp_path, monkeypatch):
 def made(monkeypatch):
     """Makes of environments, which are empty folders here."""
     calls = []
-    monkeypatch.setattr(environments, "_create", lambda folder, _below: (folder / "bin").mkdir(parents=True))
+    monkeypatch.setattr(environments, "_create_empty", lambda folder, _below: (folder / "bin").mkdir(parents=True))
     monkeypatch.setattr(environments, "_install", lambda folder, recipe, _progress: calls.append((folder, recipe)))
     return calls
 
@@ -143,7 +143,7 @@ def test_an_environment_is_made_under_a_lock(monkeypatch):
                 held.append(True)
         folder.mkdir()
 
-    monkeypatch.setattr(environments, "_create", create)
+    monkeypatch.setattr(environments, "_create_empty", create)
     monkeypatch.setattr(environments, "_install", lambda *_: None)
     ensure_environment(RECIPE, ignore)
     assert held == [True]
@@ -179,7 +179,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_variable(tmp_
 def test_a_python_without_venv_is_an_error_that_names_the_package(monkeypatch, pip, tmp_path):
     monkeypatch.setattr(sys, "executable", str(pip("echo ensurepip is not available; exit 1")))
     with pytest.raises(EnvironmentBuildError, match="virtual environment") as error:
-        environments._create(tmp_path / "e", None)
+        environments._create_empty(tmp_path / "e", None)
     assert error.value.why == "ensurepip is not available"
     assert "python3-venv" in error.value.remedy
 

@@ -626,7 +626,7 @@ def test_a_project_is_installed_unless_it_says_that_it_is_copied(load_text):
 
 @pytest.mark.parametrize(
     ("lines", "what"),
-    [('project = "."\nmode = "copied"', "is none of"), ('mode = "copy"', "there is no project")],
+    [('project = "."\nmode = "copied"', "is none of"), ('mode = "copy"', "and there is none")],
 )
 def test_a_mode_that_is_none_or_of_no_project_is_refused(load_text, lines, what):
     with pytest.raises(MatrixError) as error:
