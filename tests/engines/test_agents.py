@@ -72,7 +72,7 @@ def test_while_the_orchestrator_is_stopped_the_jobs_time_stands_still(agent, hel
     assert said == [Went(), Finished(status=0)]
 
 
-def test_a_job_that_does_not_end_in_its_time_is_told_to(agent, monkeypatch):
+def test_a_job_that_exceeds_its_time_limit_is_stopped(agent, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.1)
     job = JobOfAgents([agent], 0.1)
     job.go()

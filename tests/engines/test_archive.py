@@ -229,7 +229,7 @@ def test_a_cut_archive_is_an_error(tmp_path):
         unpack([data[:2000]], tmp_path)
 
 
-def test_a_file_in_the_place_of_the_folder_itself_is_left_out_and_told(tmp_path):
+def test_a_file_instead_of_the_folder_itself_is_left_out_and_reported(tmp_path):
     into = tmp_path / "attempt-1"
     into.mkdir()
     with pytest.raises(EngineError):
@@ -237,7 +237,7 @@ def test_a_file_in_the_place_of_the_folder_itself_is_left_out_and_told(tmp_path)
     assert content(tmp_path) == {"attempt-1/a": b"x"}
 
 
-def test_what_comes_after_a_file_in_the_place_of_a_folder_is_there(tmp_path):
+def test_entries_after_a_file_instead_of_a_folder_are_unpacked(tmp_path):
     with pytest.raises(EngineError, match=r"one name: 'a/b' \(1 bytes\), 'c' \(1 bytes\) left out"):
         unpack(hostile(*(entry(f"results/{name}") for name in ("a", "a/b", "c/d", "c", "e"))), tmp_path)
     assert content(tmp_path) == {"a": b"x", "c/d": b"x", "e": b"x"}
@@ -249,7 +249,7 @@ def sized(name: str, size: int) -> tarfile.TarInfo:
     return info
 
 
-def test_what_fits_into_the_limit_is_kept_and_the_rest_is_told_with_the_largest_first(tmp_path):
+def test_files_over_the_limit_are_reported_with_the_largest_first(tmp_path):
     sizes = {"a": 600, "b": 1500, "c": 300, "d": 101, "e": 100, "f": 300}
     with pytest.raises(EngineError) as raised:
         unpack(hostile(*(sized(f"results/{name}", size) for name, size in sizes.items())), tmp_path, 1000)
@@ -284,7 +284,7 @@ def test_an_archive_is_not_read_to_the_end_of_a_file_that_is_far_too_large(size,
     assert content(tmp_path) == {}
 
 
-def test_entries_are_counted_and_those_beyond_the_limit_are_told(tmp_path, monkeypatch):
+def test_entries_are_counted_and_those_over_the_limit_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(result_files, "MOST_ENTRIES", 4)
     with pytest.raises(EngineError, match="more than 4 files and folders: 'e3'"):
         unpack(hostile(entry("results", tarfile.DIRTYPE), *(entry(f"results/e{n}") for n in range(9))), tmp_path)
@@ -293,7 +293,7 @@ def test_entries_are_counted_and_those_beyond_the_limit_are_told(tmp_path, monke
 
 @pytest.mark.parametrize("name", ["n" * 256, "/".join("n" * 200 for _ in range(6)), "/".join("n" * 34)])
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_names_that_no_file_here_can_have_are_told_and_keep_nothing_else_back(name, form, tmp_path):
+def test_invalid_names_are_reported_and_other_files_are_unpacked(name, form, tmp_path):
     data = b"".join(sized(f"results/{each}", 0).tobuf(form) for each in ("a", name, "b")) + bytes(1024)
     with pytest.raises(EngineError, match="names over 255 bytes"):
         unpack([data], tmp_path)

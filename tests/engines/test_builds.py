@@ -84,7 +84,7 @@ def test_an_interrupted_build_has_ended_and_leaves_no_container(docker_client, r
     assert left() == []
 
 
-def test_a_build_whose_time_is_over_ends_in_the_middle_of_a_silent_command(docker_client, request_, left):
+def test_a_build_over_its_time_limit_ends_during_a_silent_command(docker_client, request_, left):
     late, seen = TimeoutError(), []
 
     def check():

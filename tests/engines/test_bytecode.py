@@ -61,7 +61,7 @@ def test_what_is_made_once_is_taken_again(run_job, monkeypatch):
     assert run_job() == "one []"
 
 
-def test_a_change_is_compiled_anew(run_job, package):
+def test_a_changed_module_is_compiled_again(run_job, package):
     run_job()
     (package / "inner" / "module.py").write_text("WORD = 'two'\n")
     assert run_job() == "two []"

@@ -138,7 +138,7 @@ class TestContract(EngineContract):
         return bench.spec
 
 
-def test_who_fills_the_results_folder_is_blamed_and_nobody_else(bench, tmp_path):
+def test_only_the_job_that_fills_the_results_folder_is_blamed(bench, tmp_path):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "../results"))
     said, results = Heard(), tmp_path / "results"
     results.mkdir()
@@ -173,7 +173,7 @@ def test_who_fills_the_folder_of_its_tests_is_blamed_and_the_next_gang_has_room(
     assert said.ends["test_that_does_no_harm", 0] == said.ends["test_that_does_no_harm", 1] == "passed"
 
 
-def test_what_a_job_says_while_it_is_stopped_at_its_time_limit_is_heard(bench):
+def test_records_that_a_job_sends_while_it_is_stopped_are_read(bench):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
 
     def be_late():
@@ -195,7 +195,7 @@ def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
         assert not running.wait(Heard()).timed_out
 
 
-def test_an_agent_without_torch_says_so(bench, tmp_path):
+def test_an_agent_without_torch_is_an_error(bench, tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
     said = Heard()
     with bench.make(FileCopy(source=tmp_path / "torch.py", target=Path("torch.py"))).start(bench.spec) as job:
@@ -246,20 +246,20 @@ def disturbed(bench, docker_client, tmp_path):
 
 @IN_DOCKER
 @pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_a_container_that_is_removed_by_hand_leaves_no_volume_and_is_told(disturbed, nodes):
+def test_a_container_that_is_removed_by_hand_is_an_error_and_leaves_no_volume(disturbed, nodes):
     """As `docker rm --force` does it, without its volumes; what is left is looked at when the test has ended."""
     errors = disturbed(lambda api, found: api.remove_container(found[0]["Id"], force=True), nodes)
     assert "was removed while the job ran" in errors[0]
 
 
 @IN_DOCKER
-def test_a_container_that_is_killed_by_hand_is_told_with_the_signal(disturbed):
+def test_a_container_that_is_killed_by_hand_is_an_error_with_the_signal(disturbed):
     [error] = disturbed(lambda api, found: api.kill(found[0]["Id"]))
     assert "was killed (SIGKILL), and its files are lost" in error
 
 
 @IN_DOCKER
-def test_a_container_that_is_paused_until_its_limit_is_told_as_paused(disturbed, monkeypatch):
+def test_a_container_that_is_paused_until_its_limit_is_an_error(disturbed, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 1.0)
     [error] = disturbed(lambda api, found: api.pause(found[0]["Id"]), seconds=15.0)
     assert "was paused (docker pause) until its time limit" in error
@@ -269,7 +269,7 @@ def test_a_container_that_is_paused_until_its_limit_is_told_as_paused(disturbed,
 @pytest.mark.parametrize(
     "is_removed", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["removed", "joined"]
 )
-def test_a_network_that_somebody_meddles_with_leaves_nothing(disturbed, docker_client, is_removed):
+def test_a_network_that_another_program_changes_is_removed(disturbed, docker_client, is_removed):
     def meddle(api, found):
         [network] = found[0]["NetworkSettings"]["Networks"].values()
         if is_removed:

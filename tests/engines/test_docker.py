@@ -114,7 +114,7 @@ def test_a_daemon_that_is_lost_while_a_job_runs_is_an_error(fake, spec, step):
     assert client.names[-3:] == REMOVED
 
 
-def test_a_container_that_somebody_removes_while_its_job_runs_is_told_so(fake, spec):
+def test_a_container_that_is_removed_while_its_job_runs_is_an_error(fake, spec):
     gone = NotFound("404", explanation="No such container: abc")
     client = fake(wait=gone, inspect=gone)
     with engine_of(client).start(spec) as job:
@@ -124,7 +124,7 @@ def test_a_container_that_somebody_removes_while_its_job_runs_is_told_so(fake, s
     assert "No such container" in raised.value.why
 
 
-def test_a_daemon_that_is_gone_is_told_in_words_and_not_in_tuples(fake, spec):
+def test_a_lost_daemon_is_reported_as_a_sentence(fake, spec):
     gone = requests.ConnectionError(("Connection aborted.", FileNotFoundError(2, "No such file or directory")))
     gone.__context__ = FileNotFoundError(2, "No such file or directory")
     with pytest.raises(EngineError) as raised, engine_of(fake(create=gone)).start(spec):
@@ -168,7 +168,7 @@ def test_going_after_the_container_has_ended_is_no_error(fake, spec):
         job.wait(ignore)
 
 
-def test_a_container_out_of_memory_says_so(fake, spec):
+def test_a_container_out_of_memory_is_reported(fake, spec):
     client = fake()
     client.states[ID] = {"ExitCode": 137, "OOMKilled": True}
     with engine_of(client).start(spec) as job:
@@ -177,7 +177,7 @@ def test_a_container_out_of_memory_says_so(fake, spec):
     assert (ending.status, ending.out_of_memory, ending.timed_out) == (137, True, False)
 
 
-def test_what_the_daemon_says_about_an_end_stands_in_for_missing_output(fake, spec):
+def test_the_error_of_the_daemon_replaces_missing_output(fake, spec):
     client = fake()
     client.states[ID] = {"ExitCode": 127, "Error": "exec: python3: not found"}
     with engine_of(client).start(spec) as job:
@@ -185,7 +185,7 @@ def test_what_the_daemon_says_about_an_end_stands_in_for_missing_output(fake, sp
         assert job.wait(ignore).output == "exec: python3: not found"
 
 
-def test_records_and_other_output_are_told_apart(fake, spec):
+def test_records_and_other_output_are_separated(fake, spec):
     client, said = fake(), []
     with engine_of(client).start(spec) as job:
         say(client, Notice(text="hello"))
@@ -195,7 +195,7 @@ def test_records_and_other_output_are_told_apart(fake, spec):
     assert (said, ending.output) == ([(0, Notice(text="hello"))], "oops")
 
 
-def test_a_container_whose_output_is_damaged_is_still_seen_to_end_with_its_files(fake, spec):
+def test_a_container_with_damaged_output_still_ends_with_its_files(fake, spec):
     client, said = fake(), []
     with engine_of(client).start(spec) as job:
         client.daemon.sendall(frame(1, b"\x1enonsense\n"))
@@ -268,7 +268,7 @@ def test_results_that_cannot_be_had_are_an_error(fake, spec, failure, tmp_path):
             job.collect(tmp_path)
 
 
-def test_the_end_of_the_agent_is_told_by_its_keeper_and_its_files_are_still_there(fake, spec):
+def test_the_container_init_reports_the_end_of_the_agent_and_keeps_its_files(fake, spec):
     client, said = fake(), []
     with engine_of(client).start(spec) as job:
         end_agent(client, status=-9, memory_kills=1)
@@ -298,7 +298,7 @@ OUTSIDE = "Another program killed or stopped it (docker kill, docker stop), or i
     ],
     ids=str,
 )
-def test_a_container_that_ends_before_its_agent_takes_the_files_along_and_that_is_said(fake, spec, state, what, why):
+def test_a_container_that_ends_before_its_agent_loses_the_files_which_is_an_error(fake, spec, state, what, why):
     client = fake()
     client.states[ID] = state
     with engine_of(client).start(spec) as job:
@@ -328,9 +328,7 @@ def test_results_that_are_no_archive_are_an_error(fake, spec, tmp_path):
     ],
     ids=str,
 )
-def test_a_container_that_allranks_has_to_kill_is_told_with_what_kept_it_from_ending(
-    fake, make_spec, monkeypatch, state, what
-):
+def test_a_container_that_allranks_kills_is_an_error_with_the_reason(fake, make_spec, monkeypatch, state, what):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
     client = fake()
     client.states[ID] = {**state, "ExitCode": 137}
@@ -343,7 +341,7 @@ def test_a_container_that_allranks_has_to_kill_is_told_with_what_kept_it_from_en
 
 
 @pytest.mark.parametrize("step", ["remove", "remove_volume"])
-def test_what_somebody_else_removes_at_that_moment_is_removed_all_the_same(fake, spec, step):
+def test_an_object_that_another_process_is_removing_is_removed(fake, spec, step):
     """The daemon refuses while it is at it: who takes that for an answer leaves the volumes."""
     client = fake()
     perform, refused = client._call, []
@@ -410,7 +408,7 @@ def test_remains_are_named_and_stay(left_over):
 
 
 @pytest.mark.usefixtures("locks")
-def test_a_network_in_which_somebody_else_is_stays(left_over):
+def test_a_network_in_use_by_others_is_kept(left_over):
     client = left_over(remove_network=refusal(403, "has active endpoints"))
     with own_run("alive"):
         assert engine_of(client).clean_up().dead == REMAINS[:2]
@@ -457,7 +455,7 @@ def test_what_is_of_another_container_is_judged_only_by_locks_that_are_visible_h
         assert engine_of(client).clean_up().dead == removed
 
 
-def test_what_a_run_makes_names_the_place_of_its_locks(fake, make_spec):
+def test_objects_of_a_run_have_the_id_of_its_lock_folder(fake, make_spec):
     client = fake(start=refusal())
     with suppress(EngineError), engine_of(client).start(make_spec(image="i")):
         pass
@@ -485,7 +483,7 @@ def test_gpus_are_leased_where_other_runs_see_the_leases(fake, runner, place):
     engine_of(fake()).check_leases()
 
 
-def test_gpus_are_not_leased_beside_a_daemon_whose_locks_are_not_visible(fake, runner):
+def test_gpus_are_not_leased_if_the_locks_of_the_daemons_host_are_inaccessible(fake, runner):
     runner()
     client = fake()
     with pytest.raises(EngineError, match="cannot access the locks of the Docker daemon's host") as error:

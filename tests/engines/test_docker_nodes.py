@@ -94,7 +94,7 @@ def test_a_network_that_cannot_be_made_leaves_nothing(fake, spec):
     ],
     ids=["20.10", "28"],
 )
-def test_a_daemon_without_addresses_for_one_more_network_is_told_with_the_way_out(fake, spec, text):
+def test_a_daemon_without_addresses_is_an_error_with_a_remedy(fake, spec, text):
     with pytest.raises(EngineError, match="network") as error:
         engine_of(fake(create_network=refusal(404, text))).start(spec).__enter__()
     assert "docker network prune" in error.value.remedy
@@ -115,7 +115,7 @@ def test_what_the_daemon_may_have_made_without_answering_is_removed_by_its_name(
     ]
 
 
-def test_a_name_that_somebody_else_has_is_left_to_them(fake, spec):
+def test_an_existing_container_with_the_name_is_not_removed(fake, spec):
     client = fake(create_network=refusal(409, "network with that name already exists"))
     with pytest.raises(EngineError, match="network"):
         engine_of(client).start(spec).__enter__()
@@ -153,7 +153,7 @@ def test_ctrl_c_between_any_two_steps_removes_what_there_is(fake, spec, step):
     assert step == "create_network" or client.names[-3:] == REMOVED[2:]
 
 
-def test_a_container_whose_removal_has_begun_was_not_merely_killed(fake, spec):
+def test_a_container_that_is_being_removed_was_not_only_killed(fake, spec):
     client = fake()
     client.states[SECOND] = {"Status": "removing", "ExitCode": 137}
     client.networks_of[SECOND] = []
@@ -187,7 +187,7 @@ def test_a_container_that_is_taken_out_of_the_network_is_an_error_that_names_its
             job.wait(ignore)
 
 
-def test_nodes_whose_network_is_removed_before_they_met_do_not_wait_for_each_other(fake, spec, monkeypatch):
+def test_nodes_whose_network_is_removed_early_do_not_wait_for_each_other(fake, spec, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
     client = fake()
     client.networks_of[SECOND] = []
@@ -209,7 +209,7 @@ def test_a_daemon_that_cannot_say_whether_nodes_have_a_network_ends_no_job(fake,
     assert ("kill", FIRST) not in client.calls
 
 
-def test_how_the_agent_of_each_node_ended_is_told(fake, spec):
+def test_the_exit_of_each_nodes_agent_is_reported(fake, spec):
     client = fake()
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET)
@@ -218,7 +218,7 @@ def test_how_the_agent_of_each_node_ended_is_told(fake, spec):
     assert ending == JobExit(status=0, followers=(NodeExit(status=-9, out_of_memory=True),))
 
 
-def test_a_container_that_is_killed_is_told_with_the_status_that_the_daemon_knows(fake, spec):
+def test_a_killed_container_is_reported_with_its_status(fake, spec):
     client = fake()
     client.states[SECOND] = {"ExitCode": 137, "OOMKilled": True}
     with engine_of(client).start(spec) as job:
@@ -259,7 +259,7 @@ def test_a_daemon_that_refuses_to_let_a_node_go_on_is_no_error(fake, spec, monke
         assert job.wait(ignore).status == 0
 
 
-def test_a_node_that_had_been_paused_and_ends_well_is_told_of(fake, spec):
+def test_a_node_that_was_paused_and_ends_normally_is_reported(fake, spec):
     client = fake()
     client.states[SECOND] = {"Paused": True, "Running": True}
     client.unpause = lambda identifier: end_agent(client, identifier)
@@ -268,7 +268,7 @@ def test_a_node_that_had_been_paused_and_ends_well_is_told_of(fake, spec):
         assert job.wait(ignore).followers == (NodeExit(status=0, output="It had been paused."),)
 
 
-def test_a_container_that_somebody_has_put_into_the_network_does_not_keep_it_there(fake, spec):
+def test_a_network_is_removed_even_if_another_container_is_connected(fake, spec):
     client = fake(disconnect=NotFound("it is gone"))
     client.strangers = ["stranger"]
     with engine_of(client).start(spec) as job:
@@ -342,9 +342,7 @@ def test_results_of_all_nodes_come_home_into_one_folder(both, collect, tmp_path)
 
 
 @pytest.mark.parametrize(("node", "alive"), [(0, SECOND), (1, FIRST)])
-def test_results_of_a_node_whose_container_has_ended_come_home_with_an_error_that_names_it(
-    both, collect, tmp_path, node, alive
-):
+def test_results_of_a_node_without_a_container_are_collected_with_an_error(both, collect, tmp_path, node, alive):
     client = both()
     with pytest.raises(EngineError, match=rf"The container of node {node} of .* ended before its agent did\.") as error:
         collect(client, alive)
@@ -366,7 +364,7 @@ def test_results_that_one_container_does_not_give_another_one_gives(both, collec
     assert home(tmp_path) == EVERYTHING
 
 
-def test_results_of_which_every_container_has_ended_are_gone(both, collect, tmp_path):
+def test_results_are_lost_if_all_containers_have_ended(both, collect, tmp_path):
     with pytest.raises(EngineError, match=r"The container of node 0 of .* did, and its files are lost"):
         collect(both())
     assert home(tmp_path) == {}

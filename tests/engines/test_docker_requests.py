@@ -50,7 +50,7 @@ def test_containers_have_no_capability_and_get_none(request_of):
     )
 
 
-def test_containers_run_as_a_user_that_nobody_is(request_of):
+def test_containers_run_as_an_unassigned_user(request_of):
     assert request_of["user"] == f"{USER}:{USER}"
 
 
@@ -162,7 +162,7 @@ def test_a_kernel_that_cannot_limit_cpus_is_asked_for_shares_alone():
     assert set(_cpu_settings(2, replace(DAEMON, limits_cpus=False))) == {"cpu_shares"}
 
 
-def test_a_daemon_is_known_by_what_it_says_of_itself():
+def test_the_capabilities_of_a_daemon_are_read_from_its_info():
     said = {"NCPU": 4, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=default", "name=rootless"]}
     assert Daemon.of_info(said) == Daemon(cpus=4, limits_cpus=True, has_seccomp=True)
     assert Daemon.of_info({"NCPU": 4, "SecurityOptions": None}) == Daemon(cpus=4, limits_cpus=False, has_seccomp=False)
@@ -173,7 +173,7 @@ def profile_of(request):
     return json.loads(option.removeprefix("seccomp="))
 
 
-def test_system_calls_are_filtered_by_our_own_list_unless_the_matrix_file_or_the_kernel_says_otherwise(make_spec):
+def test_system_calls_are_filtered_unless_the_matrix_file_or_the_kernel_prevents_it(make_spec):
     spec = make_spec(image="i")
     assert profile_of(creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON))["defaultAction"] == "SCMP_ACT_ERRNO"
     for changed, daemon in ((replace(spec, seccomp="default"), DAEMON), (spec, replace(DAEMON, has_seccomp=False))):
@@ -196,7 +196,7 @@ def test_variables_of_the_job_win_except_those_that_make_it_run(make_spec):
     assert made["PYTHONPATH"] == "/job/agent"
 
 
-def test_a_list_of_tests_lies_where_its_variable_says(make_spec):
+def test_the_variable_of_a_list_of_tests_is_its_path(make_spec):
     copies = (FileCopy(source=Path("list.json"), target=LISTS / "DISABLED_TESTS_FILE"),)
     made = container_environment(make_spec(run_id="r", files=copies))
     assert made["DISABLED_TESTS_FILE"] == "/job/code/.test-lists/DISABLED_TESTS_FILE"
@@ -233,7 +233,7 @@ def test_nodes_meet_at_the_leaders_name_and_have_one_token(nodes_of):
     assert {spec.agent.master_addr for spec in nodes_of()} == {"node0"}
 
 
-def test_each_node_has_a_container_of_its_own_name_that_says_which_node_it_is(nodes_of):
+def test_each_node_has_a_container_with_the_node_in_its_name(nodes_of):
     specs = nodes_of()
     first, second = map(container_name, specs)
     assert "-node0-" in first
@@ -262,13 +262,13 @@ def test_the_network_of_nodes_leads_nowhere_and_not_to_the_host(nodes_of):
     assert request["options"] == {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
 
-def test_nodes_have_no_name_server_that_knows_more_than_them(nodes_of):
+def test_nodes_resolve_only_the_names_of_nodes(nodes_of):
     config = creation_request(nodes_of()[1], {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]
     assert (config["dns"], config["dns_search"]) == (["127.0.0.1"], ["."])
     assert "extra_hosts" not in config
 
 
-def test_ranks_of_several_nodes_meet_over_the_jobs_network_unless_the_matrix_file_says_otherwise(nodes_of):
+def test_ranks_on_several_nodes_use_the_jobs_network_unless_the_matrix_file_changes_it(nodes_of):
     names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     made = container_environment(nodes_of()[0])
     assert {name: made[name] for name in names} == dict.fromkeys(names, "eth0")
@@ -341,7 +341,7 @@ def test_a_gpu_that_is_known_by_its_number_has_that_among_those_of_its_node(node
     assert [[each.visible for each in spec.agent.check_gpus] for spec in specs] == [["0"], ["0"]]
 
 
-def test_a_project_that_is_copied_lies_on_pythons_path(make_spec, tmp_path):
+def test_a_copied_project_is_on_pythons_path(make_spec, tmp_path):
     (tmp_path / "hello").mkdir()
     (tmp_path / "hello" / "__init__.py").write_text("WORD = 'one'")
     spec = make_spec(image="i", python_path=(tmp_path,))

@@ -27,7 +27,7 @@ def home(tmp_path):
     return folder
 
 
-def test_a_file_takes_the_place_of_another_at_the_end(home):
+def test_a_file_replaces_another_at_the_end(home):
     target = home / "events-agent.jsonl"
     with draft_of(target) as draft:
         draft.write_text("own")
@@ -36,7 +36,7 @@ def test_a_file_takes_the_place_of_another_at_the_end(home):
     assert list(home.iterdir()) == [target]
 
 
-def test_a_full_disk_cuts_nothing_that_a_copied_folder_brings_anew(home, tmp_path, monkeypatch):
+def test_a_full_disk_truncates_no_file_of_a_copied_folder(home, tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "events-agent.jsonl").write_text("own")
     monkeypatch.setattr(agents, "_pieces", fails)
@@ -45,7 +45,7 @@ def test_a_full_disk_cuts_nothing_that_a_copied_folder_brings_anew(home, tmp_pat
     assert {path.name: path.read_text() for path in home.iterdir()} == {"events-agent.jsonl": "heard"}
 
 
-def test_a_full_disk_cuts_nothing_that_an_archive_brings_anew(home):
+def test_a_full_disk_truncates_no_file_of_an_archive(home):
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         info = tarfile.TarInfo("results/events-agent.jsonl")

@@ -45,5 +45,5 @@ def test_a_frame_that_claims_four_gigabytes_is_not_gathered():
     assert sum(len(value) for value in vars(reader).values() if isinstance(value, bytes)) == 0
 
 
-def test_an_empty_frame_says_nothing():
+def test_an_empty_frame_yields_nothing():
     assert list(FrameReader().feed(frame(2, b"") + frame(STDOUT, b"x"))) == [(STDOUT, b"x")]

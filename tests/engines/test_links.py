@@ -162,7 +162,7 @@ def test_a_link_that_replaces_what_was_checked_brings_nothing_in(repository, hom
         packed(of(repository, "tests"))
 
 
-def test_a_refused_job_asks_the_daemon_for_nothing(fake, make_spec, repository, home):
+def test_a_rejected_job_sends_no_request_to_the_daemon(fake, make_spec, repository, home):
     replaced(repository / "tests/data", home / ".ssh")
     client = fake()
     spec = make_spec(image="i", code=repository, files=of(repository, "tests"))

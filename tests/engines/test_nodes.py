@@ -31,7 +31,7 @@ def test_reduces(rank):
     dist.all_reduce(tensor)
     assert tensor.item() == 6
 
-def test_ends_as_it_is_told(rank):
+def test_ends_on_request(rank):
     end = os.environ["END"]
     if end and rank == 3:
         os.kill(os.getppid(), int(end))
@@ -61,7 +61,7 @@ def test_no_two_jobs_have_one_token(rendezvous):
     assert other.token != rendezvous.token
 
 
-def test_nobody_gets_the_port_but_who_asks_for_it_by_number(rendezvous):
+def test_only_a_process_that_requests_the_port_by_number_gets_it(rendezvous):
     address = rendezvous.held.getsockname()
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(address)
@@ -217,7 +217,7 @@ def test_the_limit_is_one_for_all_nodes(folders):
     assert content(home) == {"rank-0.log": "0" * 60, "tiny": "1"}
 
 
-def test_folders_are_entered_to_a_limit_and_what_is_below_is_told(folders):
+def test_folders_are_entered_to_a_limit_and_deeper_ones_are_reported(folders):
     [source], home = folders({"agent.log": "0", f"{'d/' * 32}file": "1"})
     deep = source.joinpath(*("e" * 34))
     deep.mkdir(parents=True)
@@ -241,7 +241,7 @@ def test_folders_deeper_than_any_path_end_nothing(folders, monkeypatch):
     assert content(home) == {"agent.log": "0"}
 
 
-def test_files_are_counted_and_those_beyond_the_limit_are_told(folders, monkeypatch):
+def test_files_are_counted_and_those_over_the_limit_are_reported(folders, monkeypatch):
     monkeypatch.setattr(result_files, "MOST_ENTRIES", 3)
     [source], home = folders({name: name for name in "abcdef"})
     with pytest.raises(EngineError, match="more than 3 files and folders"):
@@ -294,7 +294,7 @@ def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id)
     assert not [each for each in left_of(run_id) if each.startswith("process")]
 
 
-def test_an_agent_that_is_killed_is_told_and_nothing_is_left(run_job, left_of, run_id):
+def test_a_killed_agent_is_reported_and_nothing_is_left(run_job, left_of, run_id):
     ending, records, _ = run_job(str(int(signal.SIGKILL)))
     assert ending.status == 1
     [lost] = [each for each in records if isinstance(each, NodeLost)]

@@ -128,7 +128,7 @@ def test_environment_keeps_files_of_the_job_in_its_scratch_folder_and_names_its_
     assert (made[RUN_VARIABLE], made[HOST_VARIABLE]) == ("r", host_id())
 
 
-def test_ranks_meet_over_loopback_unless_the_matrix_file_says_otherwise(make_spec):
+def test_ranks_use_loopback_unless_the_matrix_file_changes_it(make_spec):
     assert environment(make_spec(), SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "lo"
     asked = make_spec(environment={"GLOO_SOCKET_IFNAME": "eth0"})
     assert environment(asked, SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "eth0"
@@ -166,7 +166,7 @@ def test_no_room_for_a_scratch_folder_is_an_error(engine, spec, scratch_root):
     assert "TMPDIR" in error.value.remedy
 
 
-def test_exit_status_and_output_of_an_agent_that_dies_are_told(engine, spec):
+def test_exit_status_and_output_of_a_dead_agent_are_reported(engine, spec):
     with engine("import sys; sys.exit('no torch here')").start(spec) as job:
         job.go()
         ending = job.wait(ignore)
@@ -186,7 +186,7 @@ def test_going_after_the_end_is_no_error(engine, spec):
         job.stop()
 
 
-def test_a_go_that_nobody_reads_is_no_error(engine, spec):
+def test_a_go_that_is_not_read_is_no_error(engine, spec):
     with engine("import os; os.close(0); print('closed', flush=True); os.read(3, 1)").start(spec) as job:
         while not job._leader.stream.output:
             list(job._leader.stream.feed(os.read(job._leader.output, 100)))
@@ -335,7 +335,7 @@ def test_reaping_spares_processes_of_containers(engine, reap, sleeper, run_id, m
 
 
 @pytest.mark.parametrize("host", ["", "another"])
-def test_a_process_whose_owner_cannot_be_seen_is_left_alone_and_named(engine, reap, sleeper, run_id, host):
+def test_a_process_of_an_unknown_owner_is_kept_and_reported(engine, reap, sleeper, run_id, host):
     process = sleeper(run_id, host)
     assert reap(run_id) == []
     assert process.poll() is None
@@ -388,7 +388,7 @@ def test_nothing_of_a_run_is_touched_from_another_name_space(elsewhere, sleeper,
 
 @pytest.mark.alone
 @pytest.mark.root
-def test_what_a_dead_run_left_is_removed_from_a_name_space_that_shares_all_that_tells(elsewhere, sleeper, run_id):
+def test_leftovers_are_removed_from_a_namespace_with_the_same_ids(elsewhere, sleeper, run_id):
     process = sleeper(run_id)
     assert f"['process {process.pid}'] ['process {process.pid}'] []" in elsewhere("--uts")
     assert process.wait() == -signal.SIGKILL

@@ -86,13 +86,13 @@ def test_an_engine_that_is_not_there_is_an_error_with_those_that_are(others):
     assert raised.value.why == f"The engines are: {', '.join(OWN)}, far."
 
 
-def test_an_engine_whose_package_is_broken_is_an_error_that_names_it(others):
+def test_an_engine_of_a_broken_package_is_an_error_with_its_name(others):
     others(far=None)
     with pytest.raises(EngineError, match=r"The engine far cannot be loaded \(far_away:far\)"):
         choose_engine("far")
 
 
-def test_an_engine_whose_import_leaves_ends_no_run(others, tmp_path, monkeypatch):
+def test_an_engine_whose_import_exits_does_not_end_the_run(others, tmp_path, monkeypatch):
     others(leaves=Far)
     engine_names()
     monkeypatch.delitem(sys.modules, "far_away")
@@ -155,7 +155,7 @@ def test_clean_goes_on_where_an_engine_is_broken_or_not_here(others):
     "error", [ValueError("no"), MatrixError("slurm.toml:1: jobs."), EngineError("Gone."), OSError(2)]
 )
 @pytest.mark.usefixtures("locks")
-def test_an_engine_that_fails_when_it_is_looked_for_is_left_out_and_told(others, tmp_path, error):
+def test_an_engine_whose_detection_fails_is_skipped_with_a_reason(others, tmp_path, error):
     class Broken(Far):
         @classmethod
         def detect(cls, *, is_requested):  # noqa: ARG003
@@ -191,7 +191,7 @@ def test_docker_s_connection_is_closed_with_the_engine():
 
 
 @pytest.mark.usefixtures("locks")
-def test_the_doctor_tells_of_a_broken_engine(others, tmp_path):
+def test_the_doctor_reports_a_broken_engine(others, tmp_path):
     others(broken=None, far=Absent)
     found = {finding.subject: finding for finding in examine("auto", "none", tmp_path)}
     assert "cannot be loaded" in found["broken"].text

@@ -20,7 +20,7 @@ RETIRED = {
 """Numbers that no kernel gives any more."""
 
 
-def test_every_rule_says_why_it_is_there():
+def test_every_rule_has_a_reason():
     assert all(len(rule["comment"].split()) > 1 for rule in RULES)
 
 

@@ -14,7 +14,7 @@ def test_json_form_survives_a_round_trip_through_json(make_spec):
     assert json.loads(json.dumps(plain)) == plain
 
 
-def test_json_form_says_all_that_the_engine_is_told(make_spec):
+def test_json_form_has_all_fields(make_spec):
     spec = make_spec(files=(FileCopy(source=Path("/a/b"), target=Path("b")),), gpus=("GPU-1", "GPU-2"))
     plain = spec.to_json()
     assert plain["files"] == [{"source": "/a/b", "target": "b", "root": None}]

@@ -125,7 +125,7 @@ def test_a_free_threaded_python_has_its_own_abi():
         ({"markers": {"platform_python_implementation": "PyPy", "platform_machine": "x86_64"}}, "PyPy"),
     ],
 )
-def test_a_python_that_cannot_be_used_is_an_error_that_says_what_it_is(change, text):
+def test_an_unsupported_python_is_an_error_with_its_version(change, text):
     with pytest.raises(ImageError, match=text):
         read_probe(json.dumps({**PROBE, **change}), base="x")
 

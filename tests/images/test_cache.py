@@ -30,7 +30,7 @@ def test_a_cache_that_cannot_be_written_is_the_same_error(monkeypatch):
     assert "XDG_CACHE_HOME" in error.value.remedy
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+def test_a_user_without_a_home_is_an_error_with_a_remedy(monkeypatch):
     def fail():
         msg = "Could not determine home directory."
         raise RuntimeError(msg)

@@ -164,7 +164,7 @@ def test_a_changed_test_builds_nothing(repository, with_tests, builds, progress,
     "path",
     ["hello.py", "pyproject.toml", "tests/test_new.py", "tests/__init__.py", "tests/kernel.cu", "tests/setup.py"],
 )
-def test_any_other_change_beside_it_builds(repository, with_tests, builds, progress, path):
+def test_any_other_change_rebuilds(repository, with_tests, builds, progress, path):
     project_files(with_tests, repository, progress)
     (repository / "tests/test_hello.py").write_text("WORD = 2\n")
     (repository / path).write_text("VALUE = 1\n")
@@ -185,7 +185,7 @@ def test_code_that_goes_back_and_forth_is_never_another_one(repository, with_tes
 @pytest.mark.parametrize(
     "name", ["tests/test_hello.py", "hello/tests/test_hello.py", "copied.py", "tests/test_hello.pyc"]
 )
-def test_a_test_that_goes_into_the_wheel_is_built_anew(repository, with_tests, builds, progress, name):
+def test_a_changed_test_in_the_wheel_rebuilds_it(repository, with_tests, builds, progress, name):
     builds.more[name] = "WORD = 1\n" if name == "copied.py" else "another text"
     if name.startswith("hello/"):
         (repository / "hello").mkdir()

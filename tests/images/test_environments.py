@@ -97,7 +97,7 @@ def test_links_relative_to_another_folder_are_another_key(monkeypatch):
     assert replace(RECIPE, folder=Path("/one")).key != replace(RECIPE, folder=Path("/two")).key
 
 
-def test_no_login_is_told(made, capsys):  # noqa: ARG001 - made in no time
+def test_logins_are_not_printed(made, capsys):  # noqa: ARG001 - made in no time
     ensure_environment(EnvironmentRecipe(name="e", file="--index-url https://me:s3cret@x/simple\ntorch==1\n"), print)
     assert capsys.readouterr().out == "creating the e environment (--index-url https://****@x/simple torch==1), once\n"
 
@@ -114,7 +114,7 @@ def test_making_one_is_announced(made, capsys):  # noqa: ARG001 - made in no tim
     assert capsys.readouterr().out == "creating the e environment (torch==1), once\n"
 
 
-def test_a_half_made_environment_is_made_anew(made):
+def test_an_incomplete_environment_is_recreated(made):
     python = ensure_environment(RECIPE, ignore)
     (python.parents[1] / ".complete").unlink()
     (python.parents[1] / "half").touch()
@@ -189,7 +189,7 @@ def test_pip_of_the_environment_gets_the_arguments(pip, tmp_path):
     assert (tmp_path / "arguments").read_text() == "-m pip install --no-input numpy --index x\n"
 
 
-def test_what_pip_fetches_is_told_and_the_rest_is_not(pip):
+def test_only_downloads_and_builds_of_pip_are_reported(pip):
     told = []
     script = "echo Looking in indexes; echo Downloading torch.whl; echo '  Processing'; echo Installing collected x"
     run_pip_of(pip(script), [], "It", told.append)
@@ -202,7 +202,7 @@ def test_long_lines_of_pip_are_cut(pip):
     assert len(told[0]) == 100
 
 
-def test_no_login_that_pip_prints_is_told(pip):
+def test_logins_in_the_output_of_pip_are_not_printed(pip):
     told = []
     with pytest.raises(EnvironmentBuildError) as error:
         run_pip_of(
@@ -297,7 +297,7 @@ def uv(tmp_path, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_uv_unpacks_what_pip_has_chosen_and_asks_nobody(hello, uv, tmp_path, monkeypatch):
+def test_uv_installs_the_wheels_of_pip_without_an_index(hello, uv, tmp_path, monkeypatch):
     monkeypatch.setenv("UV_INDEX_URL", "https://example.org/simple")
     uv("exit 0")
     python = ensure_environment(hello, ignore)

@@ -65,7 +65,7 @@ def test_what_the_interpreter_lacks_is_installed_above_it(environment, given):
     assert not list(above.glob("torch*"))
 
 
-def test_a_package_that_wants_another_torch_is_refused(environment):
+def test_a_package_that_requires_another_torch_is_an_error(environment):
     with pytest.raises(EnvironmentBuildError, match=r"torch==3\.0"):
         environment("wants_old")
 

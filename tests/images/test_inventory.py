@@ -59,37 +59,37 @@ def test_only_what_allranks_has_built_is_listed(api):
     assert set(images(api)) == {"layer", "cpu"}
 
 
-def test_an_image_that_somebody_built_on_one_of_ours_is_not_ours_and_keeps_what_it_lies_on(api):
+def test_an_image_of_a_user_is_not_ours_and_keeps_its_parents(api):
     api.add("theirs", "torch", "their own", size=2 * GB, tags=["theirs:1"])
     found = images(api)
     assert set(found) == {"layer", "cpu"}
     assert (found["layer"].users, found["cpu"].users) == ((OTHERS,), ())
 
 
-def test_an_image_that_somebody_built_without_a_file_more_keeps_what_it_lies_on(api):
+def test_an_image_of_a_user_without_new_files_keeps_its_parents(api):
     api.add("theirs", "torch", "packages", size=GB, tags=["theirs:1"])
     assert images(api)["cpu"].users == images(api)["layer"].users == (OTHERS,)
 
 
-def test_an_image_to_which_somebody_gave_another_name_is_needed(api):
+def test_an_image_with_a_name_of_a_user_is_in_use(api):
     api.there["sha256:cpu"]["RepoTags"].append("registry.example.org/mine:1")
     assert images(api)["cpu"].users == (OTHERS,)
     assert images(api)["cpu"].names == ("allranks/cpu:1",)
 
 
-def test_a_container_needs_its_image_and_all_that_it_lies_on(api):
+def test_a_container_uses_its_image_and_its_parents(api):
     api.running = [("web", "sha256:cpu")]
     assert images(api)["cpu"].users == images(api)["layer"].users == ("web",)
     api.running = [("web", "sha256:layer")]
     assert (images(api)["cpu"].users, images(api)["layer"].users) == ((), ("web",))
 
 
-def test_a_run_needs_its_image_and_all_that_it_lies_on(api):
+def test_a_run_uses_its_image_and_its_parents(api):
     found = images(api, needed=["allranks/cpu:1"])
     assert found["cpu"].users == found["layer"].users == (RUN,)
 
 
-def test_a_layer_is_as_recently_used_as_what_lies_on_it(api):
+def test_a_layer_is_as_recently_used_as_its_children(api):
     found = images(api)
     assert found["layer"].used == found["cpu"].used == pytest.approx(1_795_334_400.12, abs=0.01)
 
@@ -99,7 +99,7 @@ def test_what_was_never_given_a_name_again_was_used_when_it_was_built(api):
     assert images(api)["cpu"].used == images(api)["cpu"].created > 0
 
 
-def test_its_own_size_is_what_it_has_beyond_what_it_lies_on(api):
+def test_its_own_size_excludes_its_parents(api):
     found = images(api)
     assert (found["layer"].own, found["cpu"].own) == (GB - GB // 10, int(0.1 * GB))
 
@@ -109,7 +109,7 @@ def test_the_least_recently_used_comes_first_and_images_before_their_layers(api)
     assert list(images(api)) == ["older", "cpu", "layer"]
 
 
-def test_the_list_says_what_each_is_and_who_needs_it(api):
+def test_the_list_has_the_properties_and_users_of_images(api):
     api.running = [("web", "sha256:cpu")]
     text = render(list_images(api, lambda _: False), now=1_795_334_400.0 + 3 * 3600 + 1)
     head, layer, cpu, _, total = text.splitlines()
@@ -120,12 +120,12 @@ def test_the_list_says_what_each_is_and_who_needs_it(api):
     assert total == "2 images and layers, 1.0 GB"
 
 
-def test_of_many_who_need_an_image_the_list_names_one(api):
+def test_the_list_has_only_the_first_user_of_an_image(api):
     api.running = [(f"c{number}", "sha256:cpu") for number in range(20)]
     assert "c0 and 19 more" in render(list_images(api, lambda _: False), now=0)
 
 
-def test_an_image_that_another_host_has_used_meanwhile_stays_with_what_it_lies_on(api):
+def test_an_image_that_another_host_just_used_is_kept_with_its_parents(api):
     chosen, said, removed = images(api), [], []
     api.remove_image = removed.append
     api.there["sha256:cpu"]["Metadata"] = {"LastTagTime": "2026-11-22T08:00:01Z"}

@@ -72,7 +72,7 @@ def built(daemon):
     return [build["buildargs"]["LAYER"] for build in daemon.builds]
 
 
-def test_each_layer_lies_on_the_one_before(daemon, context, project):
+def test_each_layer_is_built_on_the_previous_one(daemon, context, project):
     build_layers(project("1"), BASE, context)
     assert built(daemon) == ["torch", "packages", "project"]
     parents = [build["buildargs"]["BASE_IMAGE"] for build in daemon.builds]
@@ -196,7 +196,7 @@ def test_a_debian_package_that_does_not_exist_is_an_error_with_apts_own_words(da
     assert "apt of [images.cpu]" in error.value.remedy
 
 
-def test_a_build_of_debian_packages_that_fails_otherwise_says_all(daemon, context):
+def test_another_failure_of_a_debian_build_has_all_output(daemon, context):
     daemon.build_events = [{"error": "toomanyrequests"}]
     with pytest.raises(ImageError, match="toomanyrequests"):
         build_layers(replace(RECIPE, apt=("libnuma1",)), BASE, context)

@@ -115,7 +115,7 @@ def test_a_python_without_pip_has_no_settings(tmp_path, monkeypatch):
     assert pip_settings.pip_settings(tmp_path, str(python)) == ()
 
 
-def test_a_named_file_counts_and_takes_the_place_of_the_users(tmp_path, monkeypatch):
+def test_a_configured_file_replaces_that_of_the_user(tmp_path, monkeypatch):
     write(tmp_path / "home/.pip/pip.conf", "[global]\npre = 1\n")
     write(tmp_path / "own.conf", "[install]\nfind-links =\n    /a\n    /b\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "own.conf"))

@@ -263,7 +263,7 @@ def test_a_list_that_leads_elsewhere_or_is_damaged_is_refused(tmp_path, entry):
         read_images(tmp_path)
 
 
-def test_a_list_of_another_version_and_one_that_is_not_there_are_told_apart(tmp_path):
+def test_a_list_of_another_version_and_a_missing_one_have_different_errors(tmp_path):
     with pytest.raises(ImageError, match="cannot be read"):
         read_images(tmp_path)
     (tmp_path / "images.json").write_text('{"schema": 2, "images": []}')

@@ -32,7 +32,7 @@ def names(images):
     return [each.title.partition(":")[0].removeprefix("allranks/") for each in images]
 
 
-def test_what_nobody_has_used_for_longer_goes():
+def test_images_that_were_not_used_for_longer_are_removed():
     images = [image("old", used=NOW - 15 * DAY), image("new", used=NOW - 13 * DAY)]
     assert names(to_remove(images, PruneLimits(unused=14 * DAY), NOW)) == ["old"]
 
@@ -45,7 +45,7 @@ def test_the_least_recently_used_go_until_the_rest_fits():
     assert names(to_remove(images, PruneLimits(size=0), NOW)) == ["a", "b", "c"]
 
 
-def test_what_somebody_needs_stays_and_others_go_in_its_place():
+def test_images_in_use_are_kept_and_others_are_removed_instead():
     images = [image("needed", used=1, users=("a container",)), image("other", used=2)]
     assert names(to_remove(images, PruneLimits(size=GB), NOW)) == ["other"]
     assert names(to_remove(images, PruneLimits(unused=0), NOW)) == ["other"]
@@ -55,7 +55,7 @@ def test_without_limits_all_stays():
     assert to_remove([image("a", used=0)], PruneLimits(), NOW) == ()
 
 
-def test_an_image_goes_before_the_layer_that_it_lies_on():
+def test_an_image_is_removed_before_its_parents():
     images = [image("layer", used=1), image("image", used=1, diffs=("base", "torch", "packages"))]
     assert names(to_remove(images, PruneLimits(unused=0), NOW)) == ["image", "layer"]
 
@@ -123,7 +123,7 @@ def test_every_name_of_an_image_is_removed():
 
 
 @pytest.mark.parametrize("name", ["allranks/cpu:1", "allranks/layer:2"])
-def test_what_a_run_has_come_to_need_stays_with_all_that_it_lies_on(name, progress):
+def test_an_image_that_a_run_just_started_to_use_is_kept_with_its_parents(name, progress):
     api = Api()
     layer = image("layer")
     cpu = replace(image("cpu", diffs=("base", "torch", "packages")), names=("allranks/cpu:1", "allranks/layer:2"))
@@ -133,7 +133,7 @@ def test_what_a_run_has_come_to_need_stays_with_all_that_it_lies_on(name, progre
     assert progress == ["kept allranks/cpu:1: a run or build needs it now"]
 
 
-def test_what_the_daemon_refuses_stays_and_is_told(progress):
+def test_an_image_that_the_daemon_does_not_remove_is_reported(progress):
     api = Api(refused=["allranks/cpu:1"])
     assert names(remove(api, [image("cpu"), image("other", diffs=("base", "x"))], progress)) == ["other"]
     assert progress == ["kept allranks/cpu:1: image is being used by stopped container 1a2b."]

@@ -62,7 +62,7 @@ def test_enough_room_is_no_error(disk, daemon, wheel):
         check_space(daemon, "torch", [wheel], build_with_sdk)
 
 
-def test_room_that_nobody_here_can_see_is_not_asked_for(disk, daemon, wheel):
+def test_disk_space_of_another_host_is_not_checked(disk, daemon, wheel):
     disk(free=0)
     daemon.root = "/of/another/host"
     check_space(daemon, "torch", [wheel], build_with_sdk)

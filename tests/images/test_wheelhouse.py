@@ -139,7 +139,7 @@ def test_a_requirements_file_with_hashes_is_resolved(wanted, hashed, progress):
 
 
 @pytest.mark.parametrize("name", ["torch", "pytest", "pluggy"])
-def test_what_a_file_with_hashes_lacks_is_an_error_that_says_what_it_must_have(wanted, hashed, progress, name):
+def test_a_package_without_a_hash_is_an_error_with_a_remedy(wanted, hashed, progress, name):
     with pytest.raises(ImageError, match=name) as error:
         resolve(replace(wanted, recipe=hashed("pip", name)), progress)
     assert "--generate-hashes" in error.value.remedy

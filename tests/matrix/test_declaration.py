@@ -80,7 +80,7 @@ def test_a_long_limit_from_the_environment_makes_room_in_the_job(load_text, docu
         ({"test": 90}, "100", {}),
     ],
 )
-def test_a_limit_knows_what_sets_it(load_text, monkeypatch, limits, variable, names):
+def test_a_limit_has_the_setting_that_set_it(load_text, monkeypatch, limits, variable, names):
     monkeypatch.setenv(VARIABLE, variable)
     table = "".join(f"{name} = {value}\n" for name, value in limits.items())
     assert load_text(AXES_LINES + REST + f"[limits]\n{table}").limits.settings == names
@@ -165,7 +165,7 @@ def test_the_path_of_the_matrix_is_absolute(load_text, repository):
 
 
 @pytest.mark.parametrize("pyproject", [None, "[project]\nname = 'x'"])
-def test_missing_file_says_where_it_looked_and_what_writes_one(repository, pyproject):
+def test_missing_file_is_an_error_with_the_searched_paths_and_a_remedy(repository, pyproject):
     if pyproject:
         (repository / "pyproject.toml").write_text(pyproject)
     with pytest.raises(MatrixError, match="no matrix file") as caught:
@@ -618,7 +618,7 @@ def test_a_baseline_that_is_not_there_is_an_error_and_no_open_gate(load_text, do
         load_text(f"{document}[policy]\nbaseline = '{file}'\n")
 
 
-def test_a_project_is_installed_unless_it_says_that_it_is_copied(load_text):
+def test_a_project_is_installed_unless_its_mode_is_copy(load_text):
     text = AXES_LINES + REST + 'project = "."\n'
     assert load_text(text).images["cpu"].mode == "install"
     assert load_text(text + 'mode = "copy"\n').images["cpu"].mode == "copy"

@@ -107,7 +107,7 @@ def test_job_has_the_image_of_its_cell(load_text, document):
     assert [job.image.name for job in plan(matrix, expand(matrix).cells)] == ["cpu", "cpu", "cuda", "cuda"]
 
 
-def test_the_image_of_a_project_knows_the_tests_of_all_suites(load_text, document):
+def test_the_image_of_a_project_has_the_tests_of_all_suites(load_text, document):
     plain, with_project = (
         load_text(document.replace("[images.cpu]", f"[images.cpu]{key}")) for key in ("", "\nproject = '.'")
     )

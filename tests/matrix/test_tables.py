@@ -125,7 +125,7 @@ def test_a_wrong_value_is_an_error_with_its_line_and_a_remedy(read, text, messag
     line = next(n for n, each in enumerate(Path("matrix.toml").read_text().splitlines(), 1) if each == text)
     assert caught.value.what.startswith(f"matrix.toml:{line}: cluster.{text.partition(' ')[0]}: ")
     assert message in caught.value.what
-    assert remedy in caught.value.told
+    assert remedy in caught.value.terminal_text
 
 
 @pytest.mark.usefixtures("declared", "repository")
@@ -148,7 +148,7 @@ def test_what_is_no_table_is_refused(read, text):
 def test_an_unknown_table_is_an_error_that_suggests_one(read, name):
     with pytest.raises(MatrixError, match="there is no such key") as caught:
         read(f"[{name}]\njobs = 3")
-    assert "Did you mean" in caught.value.told
+    assert "Did you mean" in caught.value.terminal_text
 
 
 def test_the_former_table_of_engines_is_an_error_that_says_where_their_keys_go(read):
