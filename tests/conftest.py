@@ -246,7 +246,7 @@ def run_id() -> str:
 
 @pytest.fixture
 def lines() -> list[str]:
-    """A list that is also the callable that fills it."""
+    """A list that appends the argument when it is called."""
 
     class Lines(list):
         __call__ = list.append

@@ -1,4 +1,4 @@
-"""A SLURM of one machine: sbatch, srun, squeue and scancel in one script, each by its name; its jobs begin at once.
+"""A fake SLURM of one machine: sbatch, srun, squeue and scancel in one script. Jobs start immediately.
 
 Its folder is ``$FAKE_SLURM``. Files there steer it: ``pending`` keeps jobs in the queue, ``away`` takes the controller
 away, ``NAME.state`` is the state that squeue tells of a job.

@@ -1,4 +1,4 @@
-"""Run folders that tests fill as they need: fixtures of the tests of reports, and of plug-ins that add to them."""
+"""Fixtures that create run folders, for the tests of reports and of plug-ins."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ _ELEMENTS = {"passed": None, "xpassed": None, "failed": "failure", "skipped": "s
 
 @dataclass
 class RunFolder:
-    """Writes what a run of allranks would have left."""
+    """Writes the files of a run."""
 
     path: Path
 
@@ -36,7 +36,7 @@ class RunFolder:
         (self.path / "run.json").write_text(json.dumps(document))
 
     def attempt(self, job: str, number: int = 1) -> Path:
-        """The folder of an attempt, made when it is not there."""
+        """The folder of an attempt, which is created if necessary."""
         folder = self.path / "cells" / job / f"attempt-{number}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -59,7 +59,7 @@ class RunFolder:
         return path
 
     def both(self, job: str, tests: Mapping[str, Any], **changes: Any) -> None:
-        """A job whose two ranks say the same."""
+        """A job whose two ranks have the same outcomes."""
         self.job(job, **{"collected": list(tests), **changes})
         for rank in range(2):
             self.rank(job, rank, tests)
@@ -100,7 +100,7 @@ def _properties(parent: ET.Element, values: Mapping[str, object]) -> None:
 
 @pytest.fixture
 def part(tmp_path: Path) -> Callable[[str], RunFolder]:
-    """Makes run folders in a folder that several machines' results are gathered in, each at a place of its own."""
+    """Creates the run folders of several machines in one folder."""
 
     def make(place: str) -> RunFolder:
         folder = tmp_path / "gathered" / place
@@ -119,7 +119,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def write_ranks(tmp_path: Path) -> Callable[[str, Sequence[str]], Path]:
-    """Writes XML files as a runner from elsewhere would, below a folder of their own."""
+    """Writes the XML files of another test runner."""
     root = tmp_path / "foreign"
 
     def write(place: str, cases: Sequence[str]) -> Path:

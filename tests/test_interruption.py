@@ -164,7 +164,7 @@ def test_an_interrupt_waits_until_things_are_put_away():
 
 @pytest.fixture
 def idle_thread():
-    """A thread that holds no signal back, as a library may start one."""
+    """A thread that does not block signals, as a library may start one."""
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
@@ -174,7 +174,7 @@ def idle_thread():
 
 
 def put_away_under(send):
-    """What was done when a signal, sent while it was held back, ended the block."""
+    """The actions before a signal that was sent while it was blocked ended the context."""
     done = []
 
     def put_away():

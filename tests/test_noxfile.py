@@ -1,4 +1,4 @@
-"""The sessions of this repository: their environments are made once and used again."""
+"""The environments of this repository's sessions are created once and reused."""
 
 import importlib.util
 from pathlib import Path
@@ -23,7 +23,7 @@ def noxfile(monkeypatch):
 
 
 class Session:
-    """A session of nox whose environment is a folder, and whose pip only writes down what it is asked for."""
+    """A nox session whose environment is a folder, and whose pip records its arguments."""
 
     def __init__(self, folder):
         self.folder = folder

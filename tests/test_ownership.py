@@ -270,7 +270,7 @@ def test_a_lock_file_of_another_user_is_opened_without_making_it(tmp_path, monke
 
 
 def test_opening_a_lock_survives_its_removal_at_any_moment(tmp_path, monkeypatch):
-    """Two processes open, one of them removes: neither of the two steps may end in an error."""
+    """A process removes the file while another opens it, and neither may fail."""
     real = os.open
     path = tmp_path / "lock"
     moves = iter([path.touch, path.unlink])
@@ -335,7 +335,7 @@ def test_who_looks_for_locks_in_another_folder_has_another_name(monkeypatch, tmp
 
 
 def test_machines_of_one_disk_image_have_different_names(monkeypatch, tmp_path):
-    """They share /etc/machine-id, and each has a process namespace of the same number; a boot has its own id."""
+    """They share /etc/machine-id and the number of the pid namespace, but not the boot id."""
     before = host_id()
     boot = tmp_path / "boot_id"
     boot.write_text("another\n")

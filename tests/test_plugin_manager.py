@@ -1,4 +1,4 @@
-"""Plug-ins: allranks' own, those of other packages, and what is wrong with them."""
+"""Plug-ins of allranks and of other packages, and their errors."""
 
 import importlib
 import importlib.metadata
@@ -57,7 +57,7 @@ def test_all_own_plug_ins_are_registered():
 
 @pytest.mark.skipif(not FOLDERS, reason="there are no plug-ins")
 def test_a_folder_that_a_deleted_plug_in_has_left_is_none(tmp_path, monkeypatch):
-    """Python takes a folder with nothing but bytecode for a package."""
+    """Python imports a folder with only bytecode as a package."""
     (tmp_path / "gone" / "__pycache__").mkdir(parents=True)
     monkeypatch.setattr(plugin_manager, "OWN", ("gone", *OWN))
     plugins = importlib.import_module("allranks.plugins")
@@ -180,7 +180,7 @@ class Moon(SectionMaker):
 
 @pytest.fixture
 def moon(other):
-    """``moon(problem)``: a plug-in adds a section to each report."""
+    """``moon(problem)``: register a plug-in that adds a section to each report."""
 
     def add(problem=""):
         asked = []
@@ -245,7 +245,7 @@ def test_a_run_asks_for_sections_with_its_matrix(moon, allranks, runs, repositor
 
 
 def named(name):
-    """A maker of a section with this name."""
+    """A section maker with this name."""
     return type("Other", (Moon,), {"name": name})()
 
 

@@ -1,4 +1,4 @@
-"""Services that tests need: their markers decide which session runs a test, and `nox -s tests` has no service."""
+"""The markers of services, which decide the session of a test."""
 
 import os
 import subprocess

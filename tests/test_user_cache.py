@@ -1,4 +1,4 @@
-"""The user's cache stays below its limit, and nothing goes that a run uses."""
+"""The user's cache stays below its limit, and entries in use are kept."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ KIB = 1 << 10
 
 @pytest.fixture
 def add(tmp_path):
-    """Adds entries, each used later than the one before."""
+    """Adds entries, each used after the previous one."""
     names = []
 
     def add(name, kib=100):

@@ -1,4 +1,4 @@
-"""Bytes of an agent's output, in pieces of any size, and records out of them."""
+"""Records in an agent's output, which arrives in pieces of any size."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""How the agents of a job are heard, whatever they are."""
+"""Reading the agents of a job, independent of the engine."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from allranks.protocol.records import Finished, Went
 
 
 class Told:
-    """An agent that reports what is written for it."""
+    """A fake agent that sends given records."""
 
     def __init__(self):
         self.has_ended = False

@@ -262,7 +262,7 @@ def test_files_over_the_limit_are_reported_with_the_largest_first(tmp_path):
 
 
 def claiming(size: int) -> bytes:
-    """The header of a file of any size, without its content."""
+    """The header of a file of this size, without content."""
     return sized("results/huge", size).tobuf(tarfile.GNU_FORMAT)
 
 
@@ -352,7 +352,7 @@ SMALL = b"".join(
 
 
 def outcome_of(data: bytes, tmp_path: Path) -> str:
-    """What unpacking comes to: the error's type, or nothing; any other error than ours fails the test."""
+    """The type of the error of unpacking, if any; unexpected errors fail the test."""
     with TemporaryDirectory(dir=tmp_path) as scratch:
         into = Path(scratch, "run", "attempt-1")
         into.mkdir(parents=True)
@@ -413,7 +413,7 @@ def pax_contents() -> st.SearchStrategy[bytes]:
 
 @st.composite
 def any_entries(draw):
-    """One header with a checksum that is right, and something behind it that may be its content."""
+    """A header with a valid checksum, followed by data that may be its content."""
     kind = draw(
         st.sampled_from([b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"7", b"S", b"x", b"g", b"X", b"L", b"K", b"?"])
     )

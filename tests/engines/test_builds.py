@@ -1,4 +1,4 @@
-"""Builds that end early, in a real daemon: what they leave, and what is left of that."""
+"""Leftovers of aborted builds in a real daemon, and their removal."""
 
 import io
 import os
@@ -49,7 +49,7 @@ def context():
 
 @pytest.fixture
 def request_(docker_client):
-    """The request for a build that never ends."""
+    """A request for a build that never ends."""
     base = find_base(docker_client, DEFAULT, environ=os.environ, progress=print)
     reference = f"allranks/layer:test-{os.getpid()}"
     arguments = {"BASE_IMAGE": base.reference, "BUILDER": builder_of(reference)}
@@ -58,7 +58,7 @@ def request_(docker_client):
 
 @pytest.fixture
 def left(docker_client, request_):
-    """What the daemon has of that build: containers and images, those of steps too."""
+    """The containers and images of that build, including those of its steps."""
     label = {"label": f"{LABEL}={request_.arguments['BUILDER']}"}
     api = docker_client.api
     return lambda: [*api.containers(all=True, filters=label), *api.images(all=True, filters=label)]
@@ -99,7 +99,7 @@ def test_a_build_over_its_time_limit_ends_during_a_silent_command(docker_client,
 
 
 def test_only_the_container_of_a_command_is_ended():
-    """One of a step without a command, which the daemon would look for in vain, stays."""
+    """That of a step without a command is kept, since the daemon needs it."""
     removed = []
     containers = [{"Id": "1", "Command": "/bin/sh -c '#(nop) ' 'LABEL a=b'"}, {"Id": "2", "Command": "/bin/sh -c pip"}]
     client = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""One contract, every engine: the same tests on real agents, real ranks, and on docker real containers."""
+"""The contract of engines, tested with real agents, ranks and containers."""
 
 import pickle
 import re
@@ -71,7 +71,7 @@ with own_run(spec.run_id), engine.start(spec):
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """An engine and the job that it can run.
+    """An engine and a job for it.
 
     Attributes:
         make: An engine whose agents find these files beside the package ``allranks``.
@@ -86,7 +86,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """A folder with the package and some files beside it."""
+    """A folder with the package and other files."""
 
     def make(*beside: FileCopy) -> Path:
         folder = tmp_path_factory.mktemp("package")
@@ -160,7 +160,7 @@ def test_only_the_job_that_fills_the_results_folder_is_blamed(bench, tmp_path):
 @IN_DOCKER
 @pytest.mark.parametrize("init_method", ["env", pytest.param("file", marks=pytest.mark.thorough)])
 def test_who_fills_the_folder_of_its_tests_is_blamed_and_the_next_gang_has_room(bench, init_method):
-    """A store in a file needs some."""
+    """A file store needs shared memory."""
     (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "$ALLRANKS_SHARED"))
     said = Heard()
     agent = replace(bench.spec.agent, init_method=init_method)
@@ -220,7 +220,7 @@ def _do_nothing(*_arguments):
 
 @pytest.fixture
 def disturbed(bench, docker_client, tmp_path):
-    """Run an endless job of which somebody disturbs the containers; the errors that its end and its results have."""
+    """Run an endless job while its containers are disturbed; return the errors of the job and of its results."""
 
     def run(disturb, nodes=1, seconds=60.0):
         (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
@@ -247,7 +247,7 @@ def disturbed(bench, docker_client, tmp_path):
 @IN_DOCKER
 @pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_container_that_is_removed_by_hand_is_an_error_and_leaves_no_volume(disturbed, nodes):
-    """As `docker rm --force` does it, without its volumes; what is left is looked at when the test has ended."""
+    """As by `docker rm --force`, which keeps volumes; leftovers are checked at the end of the test."""
     errors = disturbed(lambda api, found: api.remove_container(found[0]["Id"], force=True), nodes)
     assert "was removed while the job ran" in errors[0]
 
@@ -293,7 +293,7 @@ def test_a_network_that_another_program_changes_is_removed(disturbed, docker_cli
 
 @contextmanager
 def owner_of(bench: Bench, run_id: str):
-    """A process that owns a run with one job of this engine, on two nodes, which have a network in containers."""
+    """A process that owns a run with a job of this engine on two nodes."""
     spec = replace(bench.spec, run_id=run_id, agent=replace(bench.spec.agent, nodes=2))
     with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         try:

@@ -1,4 +1,4 @@
-"""The docker engine against a client that is a recorder: what it asks for, and every way out."""
+"""The docker engine with a fake daemon: its requests, and its clean-up after every failure."""
 
 import errno
 import gc
@@ -27,7 +27,7 @@ from allranks.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABE
 from allranks.protocol.records import Notice
 
 REMOVED = ["remove", "remove_volume", "remove_volume"]
-"""What is called for at the end of every job, however it ends."""
+"""The requests at the end of every job."""
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_connection_that_breaks_while_a_job_runs_is_an_error_too(fake, spec, m
 
 
 class Broken:
-    """A socket that is readable, and then refuses."""
+    """A socket that is readable, but fails when it is read."""
 
     def __init__(self, real):
         self._real = real
@@ -225,7 +225,7 @@ def test_an_agent_that_does_not_stop_is_killed_once(fake, spec, monkeypatch):
 
 
 def test_the_connection_is_shut_before_a_container_is_killed(fake, spec, monkeypatch):
-    """While output waits to be read, a daemon answers no request to kill."""
+    """With unread output, a daemon does not answer a request to kill a container."""
     monkeypatch.setattr(agents, "STOP_GRACE", 0.0)
     client = fake()
     killed = []
@@ -342,7 +342,7 @@ def test_a_container_that_allranks_kills_is_an_error_with_the_reason(fake, make_
 
 @pytest.mark.parametrize("step", ["remove", "remove_volume"])
 def test_an_object_that_another_process_is_removing_is_removed(fake, spec, step):
-    """The daemon refuses while it is at it: who takes that for an answer leaves the volumes."""
+    """The daemon rejects a second removal, so the volumes must be removed afterwards."""
     client = fake()
     perform, refused = client._call, []
 
@@ -379,7 +379,7 @@ REMAINS = ["container allranks-dead", "volume of-dead", "network of-dead"]
 
 @pytest.fixture
 def left_over(fake):
-    """A daemon with what a dead run and a living one have left."""
+    """A fake daemon with objects of a dead run and of a live one."""
 
     def make(**failures):
         client = fake(**failures)
@@ -443,7 +443,7 @@ def test_a_gpu_that_a_dead_runs_container_does_not_let_go_is_an_error(fake, make
 @pytest.mark.usefixtures("locks")
 @pytest.mark.parametrize(("place", "removed"), [(locks_id, ["container gone"]), (lambda: "elsewhere", [])])
 def test_what_is_of_another_container_is_judged_only_by_locks_that_are_visible_here(left_over, place, removed):
-    """A run in a container of its own has another id of a host; its locks are in a folder that is named."""
+    """A run in another container has another host id, but the same lock folder."""
     client = left_over()
     labels = {HOST_LABEL: "of.another.container", LOCKS_LABEL: place()}
     client.listed = [
@@ -465,7 +465,7 @@ def test_objects_of_a_run_have_the_id_of_its_lock_folder(fake, make_spec):
 
 @pytest.fixture
 def runner(monkeypatch, tmp_path):
-    """``runner(ALLRANKS_LOCKS, ...)``: a process that sees the host's daemon and folder of locks, or does not."""
+    """``runner(ALLRANKS_LOCKS, ...)``: simulate a process with or without access to the daemon and its locks."""
 
     def make(*, named="", is_mounted=False, is_daemon_local=False):
         monkeypatch.delenv(LOCKS_VARIABLE, raising=False)
@@ -520,7 +520,7 @@ def test_a_job_without_gpus_is_not_looked_at_for_them(make_spec):
 
 @pytest.fixture
 def elsewhere(locks):  # noqa: ARG001 - they are of the host that is named here
-    """The id of another boot of this machine, and when this boot began."""
+    """The id of another boot of this machine, and the time of the current boot."""
     machine, _, spaces = ownership.host_id().split(".")
     return f"{machine}.{'0' * 16}.{spaces}", time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -559,7 +559,7 @@ def test_what_is_left_of_an_earlier_boot_of_this_host_is_removed(fake, elsewhere
 
 @pytest.mark.usefixtures("locks")
 def test_what_has_our_label_and_is_no_runs_stays(fake):
-    """The container that asks a base image for its Python, for one: builds see to it."""
+    """Such as the container that probes the Python of a base image, which belongs to builds."""
     client = fake()
     client.listed = [{"Id": "id", "Labels": {"allranks": "1", "allranks.host": docker_objects.host_id()}}]
     engine = engine_of(client)

@@ -1,4 +1,4 @@
-"""Jobs on several nodes on the docker engine, against a daemon that only remembers: every way in and out."""
+"""Jobs on several nodes on the docker engine, with a fake daemon."""
 
 import io
 import tarfile
@@ -28,7 +28,7 @@ def spec(make_spec):
 
 
 def say(client, identifier, *records, status=0):
-    """Have an agent report something, and end."""
+    """Make an agent send records, and end."""
     for record in records:
         fake_daemon.say(client, record, identifier)
     end_agent(client, identifier, status=status)
@@ -299,7 +299,7 @@ def results(**files):
 
 @pytest.fixture
 def both(fake):
-    """A daemon with the results of two nodes."""
+    """A fake daemon with the results of two nodes."""
 
     def make(failures=None):
         client = fake(failures)
@@ -317,7 +317,7 @@ EVERYTHING = {"agent.log": "0", "rank-0.log": "0", "agent-1.log": "1", "rank-1.l
 
 @pytest.fixture
 def collect(spec, tmp_path):
-    """Runs a job of which the agents of some nodes end, and the containers of the others: what comes home."""
+    """Run a job in which the agents of some nodes and the containers of others end; return the collected results."""
 
     def run(client, *ends):
         with engine_of(client).start(spec) as job:

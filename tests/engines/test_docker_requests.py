@@ -1,4 +1,4 @@
-"""What the docker engine asks the daemon for."""
+"""The docker engine's requests to the daemon."""
 
 import io
 import json
@@ -55,7 +55,7 @@ def test_containers_run_as_an_unassigned_user(request_of):
 
 
 def test_the_first_process_of_a_container_is_the_one_that_keeps_its_files(request_of):
-    """An init process of the engine's would have the container's output, and tests could open that."""
+    """Tests could open the container's output through Docker's init process."""
     assert "init" not in request_of["host_config"]
 
 
@@ -135,7 +135,7 @@ def test_logs_are_not_kept_by_the_daemon(request_of):
 
 
 def test_containers_write_no_core_files_and_have_no_other_limit_of_a_user(request_of):
-    """One of open files may be above the daemon's own, and one of processes counts those of all jobs of the host."""
+    """A limit of open files may exceed the daemon's, and one of processes counts those of all jobs of the host."""
     assert request_of["host_config"]["ulimits"] == [{"Name": "core", "Soft": 0, "Hard": 0}]
     assert request_of["host_config"]["pids_limit"] > 0
 
@@ -151,14 +151,14 @@ def test_a_job_may_use_a_cpu_for_each_rank_and_leaves_some_where_there_are_many(
 
 
 def test_a_job_counts_against_others_by_its_ranks(make_spec):
-    """One of two ranks as much as a container of anybody else's, which has 1024."""
+    """A job of two ranks gets as many as any other container, 1024."""
     config = creation_request(make_spec(image="i"), {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]
     assert config["cpu_shares"] == 512 * make_spec().resources.cpus
     assert [_cpu_settings(ranks, DAEMON)["cpu_shares"] for ranks in (1, 2, 8)] == [512, 1024, 4096]
 
 
 def test_a_kernel_that_cannot_limit_cpus_is_asked_for_shares_alone():
-    """The daemon would refuse the container."""
+    """The daemon would reject the container."""
     assert set(_cpu_settings(2, replace(DAEMON, limits_cpus=False))) == {"cpu_shares"}
 
 
@@ -213,7 +213,7 @@ def test_archive_has_each_folder_of_the_job_and_its_config(make_spec):
 
 @pytest.fixture
 def nodes_of(make_spec):
-    """What each node of a job has."""
+    """The specification of each node of a job."""
 
     def make(**changes):
         return specs_of_nodes(make_spec(image="i", run_id="r", nodes=2, **changes), "hush-hush")

@@ -1,4 +1,4 @@
-"""Files that come home whole or not at all."""
+"""Result files are copied completely or not at all."""
 
 import io
 import os

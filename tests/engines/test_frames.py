@@ -15,7 +15,7 @@ frames = st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=40)), max_size
 
 
 def joined(found):
-    """What each stream said in a row."""
+    """The output of each stream, joined."""
     for stream, parts in itertools.groupby(found, key=lambda each: each[0]):
         if payload := b"".join(part for _, part in parts):
             yield stream, payload

@@ -1,4 +1,4 @@
-"""Jobs on several nodes: posts, results of several folders in one, and the process engine's agents on one host."""
+"""Jobs on several nodes: node configurations, collected results, and the process engine's agents on one host."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def test_a_config_with_a_post_reads_back(rendezvous, make_spec, tmp_path):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Results of two agents, and where they are to go."""
+    """The results of two agents, and the target folder."""
 
     def make(*contents):
         sources = [tmp_path / f"node-{node}" for node in range(len(contents))]
@@ -260,7 +260,7 @@ def test_names_that_the_host_writes_itself_never_come_from_a_job(folders, name):
 
 @pytest.fixture
 def run_job(make_spec, tmp_path):
-    """Run a job of two nodes with real agents to its end: its exit, its agents' records, and its results."""
+    """Run a job on two nodes with real agents; return its exit, records and results."""
 
     def run(end=""):
         code, package, results = tmp_path / "code", tmp_path / "package", tmp_path / "results"
@@ -281,7 +281,7 @@ def run_job(make_spec, tmp_path):
 
 
 def ends(records):
-    """What each rank came to, as far as records say."""
+    """The outcome of each rank in the records."""
     passed = {(rank, Outcome.PASSED) for each in records if isinstance(each, Passed) for rank in each.ranks}
     return passed | {(each.rank, each.outcome) for each in records if isinstance(each, RankEnded)}
 
@@ -308,7 +308,7 @@ def test_a_killed_agent_is_reported_and_nothing_is_left(run_job, left_of, run_id
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    """An engine whose agents are a program of the test's, told their node."""
+    """An engine with a fake agent program, which gets its node."""
 
     def make(program):
         script = tmp_path / "agent.py"

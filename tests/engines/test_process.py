@@ -35,7 +35,7 @@ def scratch_root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch, scratch_root):  # noqa: ARG001 - a folder of its own
-    """An engine whose agents are a program of the test's."""
+    """An engine with a fake agent program."""
 
     def run(program: str) -> ProcessEngine:
         script = tmp_path / "agent.py"
@@ -60,7 +60,7 @@ def ignore(_node, _said):
 
 
 def ends(pid: int) -> bool:
-    """Wait for the end of a process that is nobody's child here."""
+    """Wait for the end of a process that is not a child."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -102,7 +102,7 @@ def test_environment_finds_the_agent_before_the_project_and_the_users_own_path(m
 
 
 def test_environment_has_no_empty_entry_on_the_path(make_spec):
-    """An empty one would be the current folder."""
+    """An empty entry would be the current folder."""
     assert environment(make_spec(), SCRATCH, PACKAGE, {})["PYTHONPATH"] == "/package"
 
 
@@ -263,7 +263,7 @@ def test_a_held_descriptor_is_inherited(engine, spec, tmp_path):
 
 @pytest.fixture
 def own_host(monkeypatch, run_id):
-    """A host of the test's own: other runs on this machine leave alone what the test starts."""
+    """A separate host id, so that other runs on this machine do not clean up the test's processes."""
     name = f"test.{run_id}.host"
     monkeypatch.setattr("allranks.ownership.host_id", lambda: name)
     monkeypatch.setattr(engine_process, "host_id", lambda: name)
@@ -271,7 +271,7 @@ def own_host(monkeypatch, run_id):
 
 @pytest.fixture
 def sleeper():
-    """Start a process that carries a run's name."""
+    """Start a process with the environment variable of a run."""
     with ExitStack() as stack:
 
         def start(run_id: str, host: str | None = None) -> subprocess.Popen[bytes]:
@@ -293,7 +293,7 @@ def sleeper():
 
 @pytest.fixture
 def reap(engine, monkeypatch):
-    """Reap with an eye on one run alone: this host may have others, which are none of a test's business."""
+    """Clean up, but only one run: this host may have others."""
 
     def reap_one(run_id: str) -> list[str]:
         found = engine_process._processes_of_runs
@@ -321,7 +321,7 @@ def test_reaping_spares_processes_of_a_living_owner(reap, sleeper, run_id):
 
 
 def test_reaping_spares_processes_of_containers(engine, reap, sleeper, run_id, monkeypatch):
-    """Their owner's locks are in a container too, so it looks dead from here."""
+    """Their owner's locks are in a container, too, so it looks dead from here."""
     process = sleeper(run_id, host="")
     own = engine_process.process_namespace(Path("/proc/self"))
     monkeypatch.setattr(
@@ -356,7 +356,7 @@ print(engine.clean_up(is_dry_run=True).dead, engine.clean_up().dead, engine.clea
 
 @pytest.fixture
 def elsewhere(scratch_root, run_id):
-    """Have the processes of one run reaped from name spaces of their own; what was removed and what was left alone."""
+    """Clean up the processes of one run in new namespaces; return what was removed and what was kept."""
 
     def clean(*options: str, first: str = "true") -> str:
         inside = [*("unshare", *options), *("sh", "-c", f'{first} && exec "$@"', "sh")]
@@ -420,7 +420,7 @@ def test_remains_are_named_and_stay(engine, sleeper, run_id):
 
 
 def test_a_folder_that_a_test_has_closed_to_everyone_is_removed(tmp_path):
-    """A user who is not root may not even list it."""
+    """Only root may list it."""
     closed = tmp_path / "job" / "results" / "closed"
     closed.mkdir(parents=True)
     (closed / "file").touch()

@@ -1,4 +1,4 @@
-"""Engines by name: allranks' own, and those of other packages, which are stand-ins here."""
+"""Finding engines by name: those of allranks, and fake ones of other packages."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 
 @pytest.fixture
 def others(plugins_anew, monkeypatch):  # noqa: ARG001
-    """Register engines of another package: the class of each by its name, None for one that cannot be imported."""
+    """Register engines of another package, by name; None stands for one that cannot be imported."""
 
     def register(**classes):
         module = ModuleType("far_away")
@@ -104,7 +104,7 @@ def test_an_engine_whose_import_exits_does_not_end_the_run(others, tmp_path, mon
 
 @pytest.fixture
 def closed(others, monkeypatch):
-    """A socket that this user may not open; root may open any."""
+    """A socket that this user may not open, simulated for root."""
 
     others()
 

@@ -1,4 +1,4 @@
-"""A container registry, as far as a daemon needs one to push and pull an image (OCI distribution specification)."""
+"""A minimal container registry for pushing and pulling an image (OCI distribution specification)."""
 
 import hashlib
 import secrets
@@ -46,7 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Registry
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Print nothing."""
 
     def do_GET(self):
         self._answer(with_body=True)

@@ -54,7 +54,7 @@ def test_the_hosts_variable_replaces_the_default_base(daemon):
 
 
 def test_a_build_starts_from_the_digest_of_a_registry_and_from_the_name_where_there_is_none(daemon):
-    """Between the question and the build somebody may pull another image under the same name."""
+    """Another image with the same name may be pulled between the lookup and the build."""
     daemon.present = {LOCAL: "sha256:l"}
     assert find(daemon).pinned == LOCAL
     daemon.registry = {"python:3.13": "sha256:p"}
@@ -131,7 +131,7 @@ def test_an_unsupported_python_is_an_error_with_its_version(change, text):
 
 
 class FakeContainer:
-    """A container that ends at once; ``started`` tells what happened to it."""
+    """A container that ends immediately; ``started`` records the calls."""
 
     def __init__(self, *, status=0, output=b"", start_error=None):
         self.status, self.output, self.start_error, self.removed = status, output, start_error, False

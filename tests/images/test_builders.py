@@ -15,7 +15,7 @@ REQUEST = BuildRequest(tag="allranks/layer:k", arguments={"BASE_IMAGE": "debian"
 
 @pytest.fixture
 def docker_command(tmp_path, monkeypatch):
-    """Put a shell script in the place of the docker command."""
+    """Replace the docker command by a shell script."""
 
     def install(script):
         folder = tmp_path / "bin"

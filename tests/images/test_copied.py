@@ -1,4 +1,4 @@
-"""A project that goes into each job as files."""
+"""Projects that are copied into each job."""
 
 import os
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def repository(tmp_path, monkeypatch):
 
 @dataclass
 class Builds:
-    """The wheels that were built, each of the module as it was, and what else goes into the next.
+    """The builds of wheels, each with the module at that time, and further files for the next one.
 
     Attributes:
         meanwhile: Happens during each build, after it has read the source.
@@ -143,7 +143,7 @@ def test_files_for_other_folders_than_pythons_are_refused(repository, builds, pr
 
 @pytest.fixture
 def with_tests(repository):
-    """The image of a project with a folder of tests, which its suite names."""
+    """The image of a project with a folder of tests in a suite."""
     (repository / "tests").mkdir()
     (repository / "tests/test_hello.py").write_text("WORD = 1\n")
     (repository / "tests/kernel.cu").write_text("// 1\n")

@@ -41,7 +41,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def made(monkeypatch):
-    """Makes of environments, which are empty folders here."""
+    """The creations of environments, which are empty folders."""
     calls = []
     monkeypatch.setattr(environments, "_create_empty", lambda folder, _below: (folder / "bin").mkdir(parents=True))
     monkeypatch.setattr(environments, "_install", lambda folder, recipe, _progress: calls.append((folder, recipe)))
@@ -283,7 +283,7 @@ def test_a_real_environment_runs_what_was_installed_into_it(hello, monkeypatch, 
 
 @pytest.fixture
 def uv(tmp_path, monkeypatch):
-    """A stand-in for uv, which keeps its arguments."""
+    """A fake uv that records its arguments."""
 
     def write(script):
         (tmp_path / "bin").mkdir()

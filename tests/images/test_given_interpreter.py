@@ -1,4 +1,4 @@
-"""``[process] python`` with packages beside it: what the interpreter lacks lies above it, and it stays as it is."""
+"""``[process] python`` with packages: missing packages are installed in an environment above the interpreter."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from allranks.matrix.model import Image, Process
 
 @pytest.fixture
 def links(tmp_path, make_wheel, monkeypatch):
-    """The only wheels that pip finds."""
+    """The only wheels that pip can find."""
     folder = tmp_path / "links"
     for name, version in (("torch", "2.0"), ("torch", "3.0"), ("pytest", "9.0"), ("six", "1.0"), ("six", "2.0")):
         make_wheel(folder, name, version, files={f"{name}.py": f"VERSION = '{version}'\n"})

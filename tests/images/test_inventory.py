@@ -1,4 +1,4 @@
-"""What a daemon has of allranks, told by a daemon that is a list."""
+"""Listing the images of a fake daemon."""
 
 import re
 
@@ -11,7 +11,7 @@ BASE = "sha256:base"
 
 
 class Api:
-    """What listing images needs of a daemon."""
+    """The methods of a daemon that listing images uses."""
 
     def __init__(self):
         self.there = {}
@@ -41,7 +41,7 @@ class Api:
 
 @pytest.fixture
 def api():
-    """A base, a layer of torch, and an image on it."""
+    """A base, a layer with torch, and an image."""
     api = Api()
     api.add("base", size=GB // 10, tags=["allranks/base:bookworm"], labels={"allranks.base": "1"})
     api.add("layer", "torch", size=GB, named="2026-11-20T00:00:00Z")

@@ -52,7 +52,7 @@ def no_effects(monkeypatch, house, make_wheel):
 
 @pytest.fixture
 def project(tmp_path):
-    """A recipe whose project has the given source."""
+    """Returns a recipe whose project has this source."""
 
     def make(source):
         (tmp_path / "project").write_text(source)
@@ -63,7 +63,7 @@ def project(tmp_path):
 
 @pytest.fixture
 def locks_held():
-    """The images that somebody needs."""
+    """The images in use."""
     folder = ownership.lock_folder()
     return lambda: [path.name for path in folder.glob("image-*") if is_held(path)]
 

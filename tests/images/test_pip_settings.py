@@ -1,4 +1,4 @@
-"""What of a host's pip configuration counts."""
+"""Which settings of the host's pip are part of cache keys."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ ASK = pip_settings._query
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch, tmp_path):
-    """No configuration but the test's own."""
+    """Only the test's own configuration."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -28,7 +28,7 @@ def bare(monkeypatch, tmp_path):
 
 @cache
 def of_the_host():
-    """The settings in files of the host itself, which no test can hide."""
+    """The settings in global files of the host, which tests cannot hide."""
     return ASK(sys.executable)[1]
 
 

@@ -1,4 +1,4 @@
-"""Images that one machine builds and others take."""
+"""Images that one machine builds and others load."""
 
 import io
 import json
@@ -39,7 +39,7 @@ CPU = Image(name="cpu", torch="2.13.0")
 
 @pytest.fixture
 def tiny(docker_client, monkeypatch):
-    """A built image of a few bytes; the matrix file's image stands for it."""
+    """A small built image instead of that of the matrix file."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("hello"), io.BytesIO())
@@ -175,7 +175,7 @@ MANIFEST = [{"Config": "c.json", "RepoTags": None, "Layers": []}]
 
 
 def archive(path, **files):
-    """A tar file; a name with ``__`` for its dot, and a value that is JSON."""
+    """Write a tar file of JSON values, by name, with ``__`` for the dot."""
     with tarfile.open(path, "w") as content:
         for name, value in files.items():
             info = tarfile.TarInfo(name.replace("__", "."))

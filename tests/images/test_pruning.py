@@ -62,7 +62,7 @@ def test_an_image_is_removed_before_its_parents():
 
 @st.composite
 def stocks(draw):
-    """Images that lie on each other, with times and users as :func:`list_images` finds them."""
+    """Images based on each other, with times and users as from :func:`list_images`."""
     count = draw(st.integers(0, 8))
     parents = [draw(st.none() | st.integers(0, number - 1)) if number else None for number in range(count)]
     diffs = []
@@ -100,7 +100,7 @@ def test_nothing_goes_from_under_another_or_that_is_needed_and_no_more_than_has_
 
 
 class Api:
-    """What removal asks of the daemon."""
+    """The methods of a daemon that removal uses."""
 
     def __init__(self, refused=()):
         self.removed = []

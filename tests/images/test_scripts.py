@@ -1,4 +1,4 @@
-"""What the scripts say when they cannot do their work; that they do it is for tests/e2e and .ci/run."""
+"""The error messages of the scripts; tests/e2e and .ci/run test that they work."""
 
 import os
 import shlex

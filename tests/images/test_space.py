@@ -13,7 +13,7 @@ LOCAL = "http+docker://localhost"
 
 @pytest.fixture
 def wheel(tmp_path):
-    """A wheel of few bytes that unpacks to 11 MB, one of them source."""
+    """A small wheel that unpacks to 11 MB, of which 1 MB is source."""
     path = tmp_path / "torch-2.14.1-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("torch/lib.so", bytes(10 * MB))
@@ -23,7 +23,7 @@ def wheel(tmp_path):
 
 @pytest.fixture
 def disk(monkeypatch, daemon, tmp_path):
-    """``disk(free=...)``: the daemon's disk, which is one of this host."""
+    """``disk(free=...)``: set the free space of the daemon's disk."""
     daemon.root = str(tmp_path)
 
     def set_free(free):

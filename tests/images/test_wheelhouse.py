@@ -25,7 +25,7 @@ PYTHON = ImagePython(
 
 @pytest.fixture
 def links(tmp_path, make_wheel, monkeypatch):
-    """An index of tiny wheels, given to pip as a host would give one."""
+    """An index of tiny wheels in pip's configuration."""
     folder = tmp_path / "links"
     compiled = "cp311-cp311-manylinux_2_28_x86_64"
     make_wheel(folder, "torch", "2.13.0+cpu", requires=["sympy"], tag=compiled)
@@ -118,7 +118,7 @@ def test_the_kernel_of_the_host_does_not_name_the_wheelhouse(wanted):
 
 @pytest.fixture
 def hashed(tmp_path, links):
-    """Write a requirements file with the hash of each wheel, but for one of torch's for another Python."""
+    """Write a requirements file with the hash of each wheel, except one of torch's for another Python."""
 
     def write(*left_out):
         lines = []
@@ -169,7 +169,7 @@ def simple_index(folder, *wheels):
 
 @pytest.fixture
 def indexes(tmp_path, links, make_wheel, monkeypatch):
-    """The index of the user, with all that is wanted, and one of the host with a higher version of it."""
+    """The user's index with all packages, and the host's index with a newer version."""
     own = simple_index(
         tmp_path / "own", *(wheel for wheel in links.iterdir() if wheel.name != "sympy-2.0-py3-none-any.whl")
     )

@@ -1,4 +1,4 @@
-"""Random documents for the schema of the matrix file: right ones, and ones with a few changes."""
+"""Random documents for the schema of the matrix file: valid ones, and ones with a few changes."""
 
 import copy
 
@@ -50,7 +50,7 @@ _VISIBLE = st.characters(codec="ascii", min_codepoint=33, exclude_characters="\x
 
 
 def documents(schema: dict, right: dict) -> st.SearchStrategy:
-    """A right document with one of its tables replaced by whatever the schema accepts there."""
+    """A valid document with one of its tables replaced by another valid one."""
     tables = _DocumentsOf()
     properties = schema["properties"]
     return st.sampled_from(sorted(properties)).flatmap(
@@ -59,7 +59,7 @@ def documents(schema: dict, right: dict) -> st.SearchStrategy:
 
 
 class _DocumentsOf:
-    """Values that parts of a schema accept, as far as the few keywords that it uses tell."""
+    """Values that parts of a schema accept, for the few keywords that it uses."""
 
     def of(self, node: dict, name: str = "") -> st.SearchStrategy:
         if name in OF_KEY and node.get("type") != "object" and node.get("items", {}).get("type") != "object":

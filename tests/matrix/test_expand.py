@@ -16,7 +16,7 @@ from allranks.matrix.when import parse_condition
 
 
 def plain(matrix: Matrix) -> tuple[list[Cell], dict[Cell, Rule]]:
-    """Cells and dropped cells, by asking every rule at every point."""
+    """The cells and the dropped cells, by evaluating every rule at every point."""
     cells, dropped = [], {}
     for point in product(*(matrix.axes[axis] for axis in AXES)):
         cell = Cell.at(point)

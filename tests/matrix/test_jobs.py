@@ -40,7 +40,7 @@ def test_only_the_suites_that_are_named_run(load_text, two_suites):
 
 @pytest.fixture
 def with_one_by_name(load_text, document, repository):
-    """A matrix with a suite of one file that runs in worlds of two, and only when it is named."""
+    """A matrix with a suite of one file for two ranks, which only runs on request."""
     for name in ("test_slow.py", "test_slow.py2", "collectives/test_x.py"):
         (repository / "suites" / name).touch()
     text = "\n[suites.slow]\npath = 'suites/test_slow.py'\ndefault = false\nwhen = 'world_size == 2'\n"

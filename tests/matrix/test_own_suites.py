@@ -1,4 +1,4 @@
-"""``path = "allranks:NAME"``: the suites that travel with allranks."""
+"""``path = "allranks:NAME"``: the suites of allranks."""
 
 import pytest
 

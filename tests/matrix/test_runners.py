@@ -1,4 +1,4 @@
-"""``[[runners]]``: read with their file's other tables, and checked against the cells that they take."""
+"""``[[runners]]``: parsing, and the check against the cells."""
 
 import pytest
 

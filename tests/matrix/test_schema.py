@@ -1,4 +1,4 @@
-"""The JSON schema of the matrix file: what the parser accepts it accepts, and it has the parser's keys and values."""
+"""The JSON schema of the matrix file accepts the same documents as the parser."""
 
 import copy
 import json

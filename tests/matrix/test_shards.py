@@ -1,4 +1,4 @@
-"""Suites that are split: their jobs, their names, how each is selected and shown."""
+"""Suites with shards: their jobs, their names, and their selection."""
 
 import json
 import re
@@ -17,7 +17,7 @@ CELL = "gloo-w2-g0-env"
 
 @pytest.fixture
 def load_shards(load_text, document):
-    """Loads the matrix with so many shards of its suite ``collectives``, beside a suite ``whole``."""
+    """Loads the matrix with a number of shards of its suite ``collectives``, and a suite ``whole``."""
 
     def load(shards):
         text = document.replace(PATH, f"{PATH}\nshards = {shards}")

@@ -1,4 +1,4 @@
-"""The paths of a suite: one or many, with patterns, and without what it excludes."""
+"""The paths of a suite: patterns and excludes."""
 
 from pathlib import Path
 

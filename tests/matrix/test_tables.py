@@ -1,4 +1,4 @@
-"""Tables of plug-ins in the matrix file: how they are declared, read, refused, and in the schema for editors."""
+"""Tables of plug-ins in the matrix file: declaration, parsing, errors and schema."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ torch = "2.13.0"
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A folder with a matrix file, in which commands are run."""
+    """A folder with a matrix file, as the current folder."""
     (tmp_path / "suite").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def repository(tmp_path, monkeypatch):
 
 @pytest.fixture
 def read(repository):
-    """``read(text)``: the tables of plug-ins in the matrix file, to which this text is added."""
+    """``read(text)``: the tables of plug-ins in the matrix file with this additional text."""
 
     def of(text, above=""):
         (repository / "matrix.toml").write_text(f"{above}{MATRIX}\n{text}")

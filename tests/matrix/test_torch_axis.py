@@ -1,4 +1,4 @@
-"""The version of torch as an axis: there where the file has it, and nowhere else."""
+"""The version of torch as an axis."""
 
 import json
 

@@ -12,7 +12,7 @@ POINT |= {"torch": ""}
 
 
 class AsPackagingHasIt:
-    """A version that Python compares with text as the packaging library would."""
+    """A version that can be compared with text, like ``packaging.version``."""
 
     def __init__(self, text):
         self._version = Version(text)
