@@ -362,11 +362,11 @@ def plugins():
 @pytest.fixture
 def runs(monkeypatch):
     """The runs that would have begun, each as its jobs and options."""
-    asked = []
+    calls = []
 
     def run(_matrix, jobs, options, _say):
-        asked.append(([job.id for job in jobs], options))
+        calls.append(([job.id for job in jobs], options))
         return ExitCode.OK
 
     monkeypatch.setattr("allranks.runner.run_jobs.run", run)
-    return asked
+    return calls

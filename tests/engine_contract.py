@@ -105,9 +105,9 @@ TESTS: Final = "test_tiny.py"
 class Heard(list[object]):
     """A sink that collects what agents send."""
 
-    def __call__(self, _node: int, told: object) -> None:
+    def __call__(self, _node: int, record: object) -> None:
         """Collect a record."""
-        self.append(told)
+        self.append(record)
 
     def first(self, kind: type[Record]) -> Record | None:
         """The first record of a type."""
@@ -137,10 +137,10 @@ class HeardOnce(Heard):
         self._act = act
         self._has_acted = False
 
-    def __call__(self, node: int, told: object) -> None:
+    def __call__(self, node: int, record: object) -> None:
         """Collect a record, and call the function."""
-        super().__call__(node, told)
-        if isinstance(told, Passed | RankEnded) and len(self.ends) == 2 and not self._has_acted:
+        super().__call__(node, record)
+        if isinstance(record, Passed | RankEnded) and len(self.ends) == 2 and not self._has_acted:
             self._has_acted = True
             self._act()
 

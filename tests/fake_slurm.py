@@ -55,8 +55,8 @@ def squeue(_arguments):
         name = job.name.removesuffix(".job")
         number, pid = job.read_text().split()
         state = "PENDING|Resources|" if pid == "0" else "RUNNING|None|n1" if is_alive(pid) else "COMPLETED|None|n1"
-        if (told := ROOT / f"{name}.state").exists():
-            state = told.read_text()
+        if (file := ROOT / f"{name}.state").exists():
+            state = file.read_text()
         print(f"{number}|{state}|{name}")
     return 0
 

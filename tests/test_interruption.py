@@ -180,7 +180,7 @@ def put_away_under(send):
     def put_away():
         with interruptible(), block_signals():
             send()
-            time.sleep(0.1)  # here Python runs the handler of what any thread was told
+            time.sleep(0.1)  # Python runs the handlers of signals to any thread here
             done.append(True)
 
     with pytest.raises(KeyboardInterrupt):
@@ -209,13 +209,13 @@ def test_a_signal_that_is_not_held_back_is_not_put_off(number):
 
 
 def test_a_signal_that_is_held_back_is_put_off_until_it_no_longer_is(number):
-    told = []
-    before = signal.signal(number, lambda *_: told.append(number))
+    received = []
+    before = signal.signal(number, lambda *_: received.append(number))
     try:
         with block_signals():
             assert defer_signal(number)
-            assert told == []
-        assert told == [number]
+            assert received == []
+        assert received == [number]
     finally:
         signal.signal(number, before)
 

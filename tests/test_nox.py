@@ -229,7 +229,7 @@ def test_a_run_that_fails_fails_the_session(nox, calls, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "There is no matrix file."),
         ("[matrix", "matrix.toml"),
@@ -237,14 +237,14 @@ def test_a_run_that_fails_fails_the_session(nox, calls, monkeypatch):
     ],
     ids=["missing", "no TOML", "unknown backend"],
 )
-def test_a_broken_matrix_file_is_a_message_and_exit_code_2(nox, repository, text, said):
+def test_a_broken_matrix_file_is_a_message_and_exit_code_2(nox, repository, text, message):
     (repository / "matrix.toml").unlink()
     if text is not None:
         (repository / "matrix.toml").write_text(text)
     done = nox("--list")
     assert done.returncode == 2
     assert "allranks: error: " in done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 

@@ -30,11 +30,11 @@ class Greeting(CommandOptions):
     name: str = option("NAME", "whom", "a name", nargs="?", default="world")
 
 
-def plugin_with(name, said):
+def plugin_with(name, line):
     """A plug-in with one command, which prints a line."""
 
     def run(options):
-        print(said, options.name)
+        print(line, options.name)
         return ExitCode.OK
 
     sys.modules[f"greeting_{name}"] = SimpleNamespace(Options=Greeting, run=run)
@@ -95,9 +95,9 @@ def test_what_is_no_command_is_one_error_that_names_its_plug_in(other, capsys, m
     hook = implements(lambda: [found])
     other("lsf", lambda: SimpleNamespace(allranks_commands=hook))
     assert cli.main(["--help"]) == ExitCode.INFRASTRUCTURE
-    told = capsys.readouterr()
-    assert "The plug-in lsf adds an invalid command." in told.out + told.err
-    assert "Traceback" not in told.err
+    printed = capsys.readouterr()
+    assert "The plug-in lsf adds an invalid command." in printed.out + printed.err
+    assert "Traceback" not in printed.err
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ class Moon(SectionMaker):
         self.tests += len(suite.tests)
 
     def section(self, merged):
-        told = f"{self.tests} tests & their moon"
+        headline = f"{self.tests} tests & their moon"
         row = f"{merged.counts.tests} <of> them"
         return Section(
             title="The moon",
-            headline=told,
+            headline=headline,
             object={"tests": self.tests},
             lines=(row,),
             markdown=("- *all* of them",),
@@ -183,15 +183,15 @@ def moon(other):
     """``moon(problem)``: register a plug-in that adds a section to each report."""
 
     def add(problem=""):
-        asked = []
+        calls = []
 
         @implements
         def allranks_sections(options, matrix):
-            asked.append((type(options).__module__, matrix))
+            calls.append((type(options).__module__, matrix))
             return [Moon(problem)]
 
         other("moon", lambda: SimpleNamespace(allranks_sections=allranks_sections))
-        return asked
+        return calls
 
     return add
 
@@ -205,18 +205,18 @@ def ranks(tmp_path):
 
 
 def test_a_plug_in_gets_the_values_of_its_options(other, ranks, allranks):
-    plugin, asked = with_option("--moon"), []
-    plugin.allranks_sections = implements(lambda options: asked.append(options.added[plugin.kind].moon) or ())
+    plugin, calls = with_option("--moon"), []
+    plugin.allranks_sections = implements(lambda options: calls.append(options.added[plugin.kind].moon) or ())
     other("lsf", lambda: plugin)
     allranks("report", str(ranks), "--moon")
     allranks("report", str(ranks))
-    assert asked == [True, False]
+    assert calls == [True, False]
 
 
 def test_a_section_of_a_plug_in_is_in_every_form_of_the_report(moon, ranks, allranks):
-    asked = moon()
+    calls = moon()
     code, out, _ = allranks("report", str(ranks))
-    assert (code, asked) == (0, [("allranks.cli.report", None)])
+    assert (code, calls) == (0, [("allranks.cli.report", None)])
     assert "\n\nThe moon: 1 tests & their moon.\n1 <of> them\n" in out
     assert "\n\n### The moon: 1 tests & their moon\n\n- *all* of them\n" in (ranks / "summary.md").read_text()
     page = (ranks / "report.html").read_text()
@@ -232,16 +232,16 @@ def test_a_section_with_a_problem_is_a_note_and_is_not_shown(moon, ranks, allran
     assert code == 0
     assert "The moon is new.\n" in out
     assert "their moon" not in out + (ranks / "summary.md").read_text() + (ranks / "report.html").read_text()
-    told = json.loads((ranks / "report.json").read_text())
-    assert (told["moon"], told["notes"]) == ({"tests": 1}, ["The moon is new."])
+    report = json.loads((ranks / "report.json").read_text())
+    assert (report["moon"], report["notes"]) == ({"tests": 1}, ["The moon is new."])
 
 
 def test_a_run_asks_for_sections_with_its_matrix(moon, allranks, runs, repository):
-    asked = moon()
+    calls = moon()
     assert allranks("run")[0] == 0
     [(_, options)] = runs
     assert isinstance(options.sections[-1], Moon)
-    assert [(name, matrix.path) for name, matrix in asked] == [("allranks.cli.run", repository / "matrix.toml")]
+    assert [(name, matrix.path) for name, matrix in calls] == [("allranks.cli.run", repository / "matrix.toml")]
 
 
 def named(name):
@@ -316,14 +316,14 @@ HOOKS = {
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.usefixtures("ranks", "runs")
 def test_a_hook_that_raises_is_one_error_that_names_its_plug_in(other, hook, raised, capsys, tmp_path):
-    error, told = raised
+    error, message = raised
     other("lsf", lambda: failing(hook, error))
     command, *rest = HOOKS[hook]
     code = cli.main([command, *(str(tmp_path / each) for each in rest)])
     err = capsys.readouterr().err
     assert code == ExitCode.INFRASTRUCTURE
     assert f"The plug-in lsf failed in its hook {hook}." in err
-    assert f"  {told}.\n" in err
+    assert f"  {message}.\n" in err
     assert "Traceback" not in err
     assert "bug in allranks" not in err
 

@@ -162,9 +162,9 @@ def test_a_second_use_costs_no_second_descriptor(add):
 def test_what_is_removed_is_said(add, tmp_path):
     add("old")
     add("new")
-    said = []
-    free_space(tmp_path, 0, said.append)
-    assert said == [f"removing {tmp_path / 'old'}, the least recently used"]
+    lines = []
+    free_space(tmp_path, 0, lines.append)
+    assert lines == [f"removing {tmp_path / 'old'}, the least recently used"]
 
 
 def test_what_another_run_is_just_filling_stays(add, tmp_path):

@@ -19,7 +19,7 @@ def framed(record) -> bytes:
 
 def read(*pieces: bytes):
     stream = RecordReader()
-    return [said for piece in pieces for said in stream.feed(piece)]
+    return [record for piece in pieces for record in stream.feed(piece)]
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:

@@ -62,14 +62,14 @@ def test_while_the_orchestrator_is_stopped_the_jobs_time_stands_still(agent, hel
         os.write(agent.writing, b".")
 
     job = JobOfAgents([agent], 60.0)
-    said = []
+    records = []
     threading.Timer(0.1, go_on).start()
     threading.Timer(0.3, os.write, [agent.writing, b"!"]).start()
     job.go()
-    ending = job.wait(lambda _node, record: said.append(record))
+    ending = job.wait(lambda _node, record: records.append(record))
     job.close()
     assert not ending.timed_out
-    assert said == [Went(), Finished(status=0)]
+    assert records == [Went(), Finished(status=0)]
 
 
 def test_a_job_that_exceeds_its_time_limit_is_stopped(agent, monkeypatch):

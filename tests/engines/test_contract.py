@@ -140,21 +140,21 @@ class TestContract(EngineContract):
 
 def test_only_the_job_that_fills_the_results_folder_is_blamed(bench, tmp_path):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "../results"))
-    said, results = Heard(), tmp_path / "results"
+    sink, results = Heard(), tmp_path / "results"
     results.mkdir()
     with bench.make().start(bench.spec) as job:
         job.go()
-        assert job.wait(said).status == 0
+        assert job.wait(sink).status == 0
         with suppress(EngineError):
             job.collect(results)
-    outcomes = {key: outcome for key, outcome in said.ends.items() if key[1] == 1}
+    outcomes = {key: outcome for key, outcome in sink.ends.items() if key[1] == 1}
     assert outcomes == {("test_that_fills_a_folder", 1): "errored", ("test_that_does_no_harm", 1): "passed"}
-    [blamed] = [each for each in said if isinstance(each, RankEnded) and each.outcome.value == "errored"]
+    [blamed] = [each for each in sink if isinstance(each, RankEnded) and each.outcome.value == "errored"]
     assert (blamed.nodeid.partition("::")[2], blamed.rank) == ("test_that_fills_a_folder", 1)
     assert "this rank wrote" in blamed.message
     # The volume has room for the code, too.
     assert re.search(r"which has room for 51\d MiB, was filled|no more than 512 MiB of a job's results", blamed.message)
-    assert said.first(Finished)
+    assert sink.first(Finished)
 
 
 @IN_DOCKER
@@ -162,15 +162,15 @@ def test_only_the_job_that_fills_the_results_folder_is_blamed(bench, tmp_path):
 def test_who_fills_the_folder_of_its_tests_is_blamed_and_the_next_gang_has_room(bench, init_method):
     """A file store needs shared memory."""
     (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "$ALLRANKS_SHARED"))
-    said = Heard()
+    sink = Heard()
     agent = replace(bench.spec.agent, init_method=init_method)
     spec = replace(bench.spec, agent=agent, resources=replace(bench.spec.resources, disk_bytes=64 << 20))
     with bench.make().start(spec) as job:
         job.go()
-        job.wait(said)
-    blamed = {name for (name, rank), outcome in said.ends.items() if (rank, outcome) == (1, "errored")}
+        job.wait(sink)
+    blamed = {name for (name, rank), outcome in sink.ends.items() if (rank, outcome) == (1, "errored")}
     assert blamed == {"test_that_fills_a_folder"}
-    assert said.ends["test_that_does_no_harm", 0] == said.ends["test_that_does_no_harm", 1] == "passed"
+    assert sink.ends["test_that_does_no_harm", 0] == sink.ends["test_that_does_no_harm", 1] == "passed"
 
 
 def test_records_that_a_job_sends_while_it_is_stopped_are_read(bench):
@@ -180,10 +180,10 @@ def test_records_that_a_job_sends_while_it_is_stopped_are_read(bench):
         job._deadline = 0.0
 
     with bench.make().start(bench.spec) as job:
-        said = HeardOnce(be_late)
+        sink = HeardOnce(be_late)
         job.go()
-        assert job.wait(said).timed_out
-    assert said.first(Finished)
+        assert job.wait(sink).timed_out
+    assert sink.first(Finished)
 
 
 def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
@@ -197,11 +197,11 @@ def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
 
 def test_an_agent_without_torch_is_an_error(bench, tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-    said = Heard()
+    sink = Heard()
     with bench.make(FileCopy(source=tmp_path / "torch.py", target=Path("torch.py"))).start(bench.spec) as job:
         job.go()
-        ending = job.wait(said)
-    assert "cannot import torch" in said.first(AgentFailed).message
+        ending = job.wait(sink)
+    assert "cannot import torch" in sink.first(AgentFailed).message
     assert ending.status == 1
 
 

@@ -186,22 +186,22 @@ def test_the_error_of_the_daemon_replaces_missing_output(fake, spec):
 
 
 def test_records_and_other_output_are_separated(fake, spec):
-    client, said = fake(), []
+    client, records = fake(), []
     with engine_of(client).start(spec) as job:
         say(client, Notice(text="hello"))
         client.daemon.sendall(frame(2, b"oops"))
         client.daemon.shutdown(socket.SHUT_WR)
-        ending = job.wait(lambda *each: said.append(each))
-    assert (said, ending.output) == ([(0, Notice(text="hello"))], "oops")
+        ending = job.wait(lambda *each: records.append(each))
+    assert (records, ending.output) == ([(0, Notice(text="hello"))], "oops")
 
 
 def test_a_container_with_damaged_output_still_ends_with_its_files(fake, spec):
-    client, said = fake(), []
+    client, records = fake(), []
     with engine_of(client).start(spec) as job:
         client.daemon.sendall(frame(1, b"\x1enonsense\n"))
         end_agent(client, status=1)
-        assert job.wait(lambda *each: said.append(each)).status == 1
-    assert said == [(0, Damage("record 1, from byte 0 on, is not JSON"))]
+        assert job.wait(lambda *each: records.append(each)).status == 1
+    assert records == [(0, Damage("record 1, from byte 0 on, is not JSON"))]
 
 
 def test_stopping_ends_the_agents_input_and_waits_for_its_end(fake, spec):
@@ -269,16 +269,16 @@ def test_results_that_cannot_be_had_are_an_error(fake, spec, failure, tmp_path):
 
 
 def test_the_container_init_reports_the_end_of_the_agent_and_keeps_its_files(fake, spec):
-    client, said = fake(), []
+    client, records = fake(), []
     with engine_of(client).start(spec) as job:
         end_agent(client, status=-9, memory_kills=1)
-        ending = job.wait(lambda *each: said.append(each))
+        ending = job.wait(lambda *each: records.append(each))
         assert client.daemon.recv(100) == b"begin\n"
         client.daemon.setblocking(False)
         with pytest.raises(BlockingIOError):  # the end of its input would have the keeper leave
             client.daemon.recv(100)
     assert (ending.status, ending.out_of_memory, ending.timed_out) == (-9, True, False)
-    assert said == []
+    assert records == []
     assert client.names[-3:] == REMOVED
     assert "wait" not in client.names
 

@@ -54,18 +54,18 @@ def test_the_network_is_made_first_and_removed_last_and_every_node_is_attached_b
 
 def test_no_agent_begins_before_its_files_are_there(fake, spec):
     client = fake()
-    put_archive, said = client.put_archive, []
+    put_archive, responses = client.put_archive, []
 
     def look(*arguments):
         for identifier in (FIRST, SECOND):
             client.wire(identifier).daemon.setblocking(False)
             with pytest.raises(BlockingIOError):
                 client.wire(identifier).daemon.recv(10)
-        said.append(put_archive(*arguments))
+        responses.append(put_archive(*arguments))
 
     client.put_archive = look
     with engine_of(client).start(spec):
-        assert len(said) == 1
+        assert len(responses) == 1
         for identifier in (FIRST, SECOND):
             assert client.wire(identifier).daemon.recv(10) == b"begin\n"
             end_agent(client, identifier)
@@ -279,12 +279,12 @@ def test_a_network_is_removed_even_if_another_container_is_connected(fake, spec)
 
 
 def test_records_come_with_the_node_that_they_are_of(fake, spec):
-    client, said = fake(), []
+    client, records = fake(), []
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET, Notice(text="leads"))
         say(client, SECOND, Notice(text="follows"))
-        job.wait(lambda *each: said.append(each))
-    assert sorted(said, key=str) == [(0, MET), (0, Notice(text="leads")), (1, Notice(text="follows"))]
+        job.wait(lambda *each: records.append(each))
+    assert sorted(records, key=str) == [(0, MET), (0, Notice(text="leads")), (1, Notice(text="follows"))]
 
 
 def results(**files):

@@ -163,8 +163,8 @@ def test_a_kernel_that_cannot_limit_cpus_is_asked_for_shares_alone():
 
 
 def test_the_capabilities_of_a_daemon_are_read_from_its_info():
-    said = {"NCPU": 4, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=default", "name=rootless"]}
-    assert Daemon.of_info(said) == Daemon(cpus=4, limits_cpus=True, has_seccomp=True)
+    info = {"NCPU": 4, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=default", "name=rootless"]}
+    assert Daemon.of_info(info) == Daemon(cpus=4, limits_cpus=True, has_seccomp=True)
     assert Daemon.of_info({"NCPU": 4, "SecurityOptions": None}) == Daemon(cpus=4, limits_cpus=False, has_seccomp=False)
 
 
@@ -190,8 +190,8 @@ def test_agents_are_started_with_the_folders_of_the_volume(request_of):
 
 
 def test_variables_of_the_job_win_except_those_that_make_it_run(make_spec):
-    asked = {"HOME": "/tmp", "PYTHONPATH": "/evil", "NCCL_DEBUG": "WARN"}
-    made = container_environment(make_spec(run_id="r", environment=asked))
+    variables = {"HOME": "/tmp", "PYTHONPATH": "/evil", "NCCL_DEBUG": "WARN"}
+    made = container_environment(make_spec(run_id="r", environment=variables))
     assert (made["HOME"], made["NCCL_DEBUG"]) == ("/tmp", "WARN")
     assert made["PYTHONPATH"] == "/job/agent"
 

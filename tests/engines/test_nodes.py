@@ -300,9 +300,9 @@ def test_a_killed_agent_is_reported_and_nothing_is_left(run_job, left_of, run_id
     [lost] = [each for each in records if isinstance(each, NodeLost)]
     assert lost.message == "The agent of node 1 is gone."
     assert ending.followers == (NodeExit(status=-signal.SIGKILL),)
-    told = [each for each in records if isinstance(each, RankEnded) and each.rank == 3]
-    assert told[0].message == "rank 3 is lost: the agent of node 1 is gone"
-    assert told[0].is_lost
+    lost = [each for each in records if isinstance(each, RankEnded) and each.rank == 3]
+    assert lost[0].message == "rank 3 is lost: the agent of node 1 is gone"
+    assert lost[0].is_lost
     assert not [each for each in left_of(run_id) if each.startswith("process")]
 
 
@@ -367,11 +367,11 @@ def test_a_config_file_can_be_read_by_its_owner_alone(engine, spec):
 def test_records_come_with_the_node_that_they_are_of(engine, spec):
     says = "print('\\x1e' + json.dumps(['Notice', {'text': str(node)}]), flush=True)\n"
     with engine(NODE + says).start(spec) as job:
-        said = []
+        records = []
         job._read_until(
-            lambda: all(agent.has_ended for agent in job._agents), lambda: NEVER, lambda *each: said.append(each)
+            lambda: all(agent.has_ended for agent in job._agents), lambda: NEVER, lambda *each: records.append(each)
         )
-    assert sorted(said) == [(0, Notice(text="0")), (1, Notice(text="1"))]
+    assert sorted(records) == [(0, Notice(text="0")), (1, Notice(text="1"))]
 
 
 def test_a_stopped_follower_is_let_go_on_so_that_it_can_end_its_ranks(engine, spec):

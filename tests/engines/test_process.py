@@ -130,8 +130,8 @@ def test_environment_keeps_files_of_the_job_in_its_scratch_folder_and_names_its_
 
 def test_ranks_use_loopback_unless_the_matrix_file_changes_it(make_spec):
     assert environment(make_spec(), SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "lo"
-    asked = make_spec(environment={"GLOO_SOCKET_IFNAME": "eth0"})
-    assert environment(asked, SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "eth0"
+    spec = make_spec(environment={"GLOO_SOCKET_IFNAME": "eth0"})
+    assert environment(spec, SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_a_folder_that_cannot_be_made_whole_is_not_left(scratch_root, monkeypatch):
@@ -378,12 +378,12 @@ def test_nothing_of_a_run_is_touched_from_another_name_space(elsewhere, sleeper,
     hide = f"mount -t tmpfs none {lock_folder().parent}" if "--mount " in f"{options} " else "true"
     with owner(run_id):
         process, folder = sleeper(run_id), scratch_of(run_id)
-        said = elsewhere(*options.split(), first=hide)
+        output = elsewhere(*options.split(), first=hide)
     assert process.poll() is None
     assert folder.is_dir()
     # By its number there, no process of another pid namespace can be told.
     named = [] if "--pid" in options else [f"process {process.pid}"]
-    assert said == f"[] [] {[*named, f'folder {folder}']}\n"
+    assert output == f"[] [] {[*named, f'folder {folder}']}\n"
 
 
 @pytest.mark.alone

@@ -119,12 +119,12 @@ def test_an_image_that_another_run_built_meanwhile_is_taken(ensure, built, daemo
     reference = ensure(CPU).reference
     del daemon.present[reference]
     answers = iter([None, "sha256:other"])
-    asked = daemon._get
+    look_up = daemon._get
 
     def get(name):
         if name == reference and (answer := next(answers)):
             daemon.present[reference] = answer
-        return asked(name)
+        return look_up(name)
 
     monkeypatch.setattr(daemon, "_get", get, raising=False)
     assert ensure(CPU) == BuiltImage(reference=reference, id="sha256:other", built=False)

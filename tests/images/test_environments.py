@@ -190,28 +190,28 @@ def test_pip_of_the_environment_gets_the_arguments(pip, tmp_path):
 
 
 def test_only_downloads_and_builds_of_pip_are_reported(pip):
-    told = []
+    lines = []
     script = "echo Looking in indexes; echo Downloading torch.whl; echo '  Processing'; echo Installing collected x"
-    run_pip_of(pip(script), [], "It", told.append)
-    assert told == ["Downloading torch.whl", "Installing collected x"]
+    run_pip_of(pip(script), [], "It", lines.append)
+    assert lines == ["Downloading torch.whl", "Installing collected x"]
 
 
 def test_long_lines_of_pip_are_cut(pip):
-    told = []
-    run_pip_of(pip(f"echo Downloading {'x' * 300}"), [], "It", told.append)
-    assert len(told[0]) == 100
+    lines = []
+    run_pip_of(pip(f"echo Downloading {'x' * 300}"), [], "It", lines.append)
+    assert len(lines[0]) == 100
 
 
 def test_logins_in_the_output_of_pip_are_not_printed(pip):
-    told = []
+    lines = []
     with pytest.raises(EnvironmentBuildError) as error:
         run_pip_of(
             pip("echo Downloading https://me:s3cret@x/y.whl; echo ERROR: https://me:s3cret@x; exit 1"),
             [],
             "It",
-            told.append,
+            lines.append,
         )
-    assert (told, error.value.why) == (["Downloading https://****@x/y.whl"], "https://****@x")
+    assert (lines, error.value.why) == (["Downloading https://****@x/y.whl"], "https://****@x")
 
 
 def test_errors_of_pip_are_the_reason(pip):

@@ -126,9 +126,9 @@ def test_the_list_has_only_the_first_user_of_an_image(api):
 
 
 def test_an_image_that_another_host_just_used_is_kept_with_its_parents(api):
-    chosen, said, removed = images(api), [], []
+    chosen, lines, removed = images(api), [], []
     api.remove_image = removed.append
     api.there["sha256:cpu"]["Metadata"] = {"LastTagTime": "2026-11-22T08:00:01Z"}
-    assert list(remove(api, [chosen["cpu"], chosen["layer"]], said.append)) == []
-    assert (said, removed) == (["kept allranks/cpu:1: a run of another host has just used it"], [])
-    assert list(remove(api, [images(api)["cpu"]], said.append)) == [images(api)["cpu"]]
+    assert list(remove(api, [chosen["cpu"], chosen["layer"]], lines.append)) == []
+    assert (lines, removed) == (["kept allranks/cpu:1: a run of another host has just used it"], [])
+    assert list(remove(api, [images(api)["cpu"]], lines.append)) == [images(api)["cpu"]]

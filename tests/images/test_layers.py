@@ -203,13 +203,13 @@ def test_another_failure_of_a_debian_build_has_all_output(daemon, context):
 
 
 def test_the_projects_requirements_are_resolved(context, project, monkeypatch, make_wheel, house):
-    asked = []
+    needs = []
     monkeypatch.setattr(
         the_project, "build_wheel", lambda *_, into, **__: make_wheel(into, "hello", "1.0", requires=["six"])
     )
-    monkeypatch.setattr(layers, "resolve", lambda request, _: asked.append(request.project_needs) or house)
+    monkeypatch.setattr(layers, "resolve", lambda request, _: needs.append(request.project_needs) or house)
     build_layers(project("1"), BASE, context)
-    assert asked == [("six",)]
+    assert needs == [("six",)]
 
 
 def test_a_project_that_is_not_what_it_was_when_its_image_was_named_is_not_built(daemon, context, project):

@@ -85,9 +85,9 @@ def test_each_file_that_pip_reads_counts(tmp_path, place):
 
 
 def test_pip_is_asked_once_until_a_file_or_a_variable_changes(tmp_path, monkeypatch):
-    asked = []
+    queried = []
     ask_pip = pip_settings._query
-    monkeypatch.setattr(pip_settings, "_query", lambda python: asked.append(python) or ask_pip(python))
+    monkeypatch.setattr(pip_settings, "_query", lambda python: queried.append(python) or ask_pip(python))
     own = tmp_path / "home/.pip/pip.conf"
     assert settings(tmp_path) == settings(tmp_path) == ()
     write(own, "[global]\npre = 1\n")
@@ -96,7 +96,7 @@ def test_pip_is_asked_once_until_a_file_or_a_variable_changes(tmp_path, monkeypa
     assert settings(tmp_path) == ("global.pre=0",)
     monkeypatch.setenv("PIP_PRE", "1")
     assert settings(tmp_path) == (".pre=1", "global.pre=0")
-    assert len(asked) == 4
+    assert len(queried) == 4
 
 
 def test_no_login_is_kept(tmp_path, monkeypatch, own_cache):

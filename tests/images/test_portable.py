@@ -189,7 +189,7 @@ def named(name, key="io.containerd.image.name"):
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"manifest__json": [{**MANIFEST[0], "RepoTags": ["python:3.11-slim-bookworm"]}]}, "python:3.11-slim-bookworm"),
         ({"manifest__json": MANIFEST, "repositories": {"allranks/cpu": {"x": "y"}}}, "allranks/cpu"),
@@ -199,10 +199,10 @@ def named(name, key="io.containerd.image.name"):
         ({"index__json": named("x")}, "contains 0 images"),
     ],
 )
-def test_an_archive_that_would_name_images_or_bring_several_is_not_loaded(tmp_path, daemon, progress, files, said):
+def test_an_archive_that_would_name_images_or_bring_several_is_not_loaded(tmp_path, daemon, progress, files, message):
     archive(tmp_path / "cpu.tar", **files)
     image = PortableImage(name="cpu", key=KEY, reference="sha256:12", file="cpu.tar")
-    with pytest.raises(ImageError, match=said):
+    with pytest.raises(ImageError, match=message):
         take_images([image], tmp_path, daemon, progress.append)
 
 

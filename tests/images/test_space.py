@@ -78,8 +78,8 @@ def test_disk_space_of_another_host_is_not_checked(disk, daemon, wheel):
     ],
 )
 def test_only_a_daemon_of_this_host_keeps_its_images_here(tmp_path, root, address, is_here):
-    said = {"DockerRootDir": str(tmp_path) if root is None else root}
-    assert images_folder(said, address) == (tmp_path if is_here else None)
+    info = {"DockerRootDir": str(tmp_path) if root is None else root}
+    assert images_folder(info, address) == (tmp_path if is_here else None)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_only_a_daemon_of_this_host_keeps_its_images_here(tmp_path, root, addres
 def test_images_that_are_in_containerd_are_looked_for_there(tmp_path, folders, holder):
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
-    said = {
+    info = {
         "DockerRootDir": str(tmp_path / "docker"),
         "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]],
     }
-    assert images_folder(said, LOCAL, tmp_path / "containerd") == tmp_path / holder
-    said["DriverStatus"] = [["Backing Filesystem", "extfs"]]
-    assert images_folder(said, LOCAL, tmp_path / "containerd") == tmp_path / "docker"
+    assert images_folder(info, LOCAL, tmp_path / "containerd") == tmp_path / holder
+    info["DriverStatus"] = [["Backing Filesystem", "extfs"]]
+    assert images_folder(info, LOCAL, tmp_path / "containerd") == tmp_path / "docker"

@@ -67,7 +67,7 @@ def test_whose_machines_they_are_is_said_or_seen_by_their_labels(load_text, docu
 
 
 @pytest.mark.parametrize(
-    ("rule", "said", "remedy"),
+    ("rule", "what", "remedy"),
     [
         ("gpus = 1", "runners: the key labels is missing", 'labels = ["self-hosted"'),
         ("labels = []", "runners.labels: the list is empty", "self-hosted"),
@@ -88,11 +88,11 @@ def test_whose_machines_they_are_is_said_or_seen_by_their_labels(load_text, docu
         ('labels = ["a"]\nwhen = "gpus > 0"', "runners.when: the condition names 'gpus'", "'gpu_count'"),
     ],
 )
-def test_a_wrong_runner_is_an_error_with_its_line_and_key(load_text, document, rule, said, remedy):
+def test_a_wrong_runner_is_an_error_with_its_line_and_key(load_text, document, rule, what, remedy):
     with pytest.raises(MatrixError) as caught:
         load_text(f"{document}\n[[runners]]\n{rule}\n")
     assert caught.value.what.startswith(("matrix.toml:29", "matrix.toml:30", "matrix.toml:31"))
-    assert said.replace("\\\\", "\\") in caught.value.what
+    assert what.replace("\\\\", "\\") in caught.value.what
     assert remedy in caught.value.remedy
     assert caught.value.exit_code is ExitCode.USAGE
 

@@ -23,9 +23,9 @@ def ids(cells) -> list[str]:
 def test_where_selects_the_cells_that_have_the_values(matrix, data):
     expansion = expand(matrix)
     some = data.draw(st.sampled_from(list(expansion.cells)[:30])).axes()
-    asked = data.draw(st.lists(st.sampled_from([axis for axis in AXES if some[axis] != ""]), unique=True, min_size=1))
-    text = ", ".join(f"{axis}={some[axis]}" for axis in asked)
-    expected = [cell for cell in expansion.cells if all(cell.axes()[axis] == some[axis] for axis in asked)]
+    chosen = data.draw(st.lists(st.sampled_from([axis for axis in AXES if some[axis] != ""]), unique=True, min_size=1))
+    text = ", ".join(f"{axis}={some[axis]}" for axis in chosen)
+    expected = [cell for cell in expansion.cells if all(cell.axes()[axis] == some[axis] for axis in chosen)]
     assert list(select(expansion, text)) == expected
 
 
