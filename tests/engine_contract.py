@@ -111,17 +111,17 @@ class Heard(list[object]):
 
     def first(self, kind: type[Record]) -> Record | None:
         """The first record of a type."""
-        return next((each for each in self if isinstance(each, kind)), None)
+        return next((record for record in self if isinstance(record, kind)), None)
 
     @property
     def ends(self) -> dict[tuple[str, int], str]:
         """The outcome of each rank in each test, by test name and rank."""
         found: dict[tuple[str, int], str] = {}
-        for each in self:
-            if isinstance(each, Passed):
-                found.update({(_name(each.nodeid), rank): "passed" for rank in each.ranks})
-            elif isinstance(each, RankEnded):
-                found[_name(each.nodeid), each.rank] = each.outcome.value
+        for record in self:
+            if isinstance(record, Passed):
+                found.update({(_name(record.nodeid), rank): "passed" for rank in record.ranks})
+            elif isinstance(record, RankEnded):
+                found[_name(record.nodeid), record.rank] = record.outcome.value
         return found
 
 

@@ -15,7 +15,7 @@ ROOT = Path(os.environ["FAKE_SLURM"])
 
 
 def value(arguments, name):
-    return next((each.partition("=")[2] for each in arguments if each.startswith(f"--{name}=")), "")
+    return next((argument.partition("=")[2] for argument in arguments if argument.startswith(f"--{name}=")), "")
 
 
 def is_alive(pid):
@@ -67,13 +67,13 @@ def scancel(arguments):
         (ROOT / f"{name}.state").write_text("CANCELLED|None|n1")
         pid = int(job.read_text().split()[1])
         if pid:
-            for each in Path("/proc").glob("[0-9]*"):
+            for process in Path("/proc").glob("[0-9]*"):
                 with suppress(OSError):
                     if (
-                        name.encode() in (each / "cmdline").read_bytes()
-                        and b"node_supervisor" in (each / "cmdline").read_bytes()
+                        name.encode() in (process / "cmdline").read_bytes()
+                        and b"node_supervisor" in (process / "cmdline").read_bytes()
                     ):
-                        os.kill(int(each.name), signal.SIGTERM)
+                        os.kill(int(process.name), signal.SIGTERM)
     return 0
 
 

@@ -74,8 +74,10 @@ def _nvidia_hook() -> str:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (process / "comm").read_text() == "dockerd\n":
-                variables = (os.fsdecode(each) for each in (process / "environ").read_bytes().split(b"\0"))
-                path = next((each.removeprefix("PATH=") for each in variables if each.startswith("PATH=")), "")
+                variables = (os.fsdecode(variable) for variable in (process / "environ").read_bytes().split(b"\0"))
+                path = next(
+                    (variable.removeprefix("PATH=") for variable in variables if variable.startswith("PATH=")), ""
+                )
                 if shutil.which(NVIDIA_HOOK, path=path):
                     return ""
     return f"no Docker daemon on this host has tests/e2e/stand_ins/{NVIDIA_HOOK} on its PATH"

@@ -139,7 +139,7 @@ def test_one_package_alone_imports_junitparser_and_one_command_imports_that():
         if isinstance(node, ast.Import) and any(alias.name.startswith("junitparser") for alias in node.names)
     }
     assert {package(name) for name in importers} == {"junit"}
-    users = {name for name, path in MODULES.items() if any("allranks.junit" in each for each in imported(path))}
+    users = {name for name, path in MODULES.items() if any("allranks.junit" in module for module in imported(path))}
     assert {name for name in users if package(name) != "junit"} <= {"allranks.plugins.history.show"}
     assert not any("junit" in name for name in _NEEDED)
 
@@ -156,7 +156,7 @@ for module in sys.argv[1:]:
 def test_what_an_orchestrator_imports_needs_neither_pytest_nor_torch():
     folders = ("cli", "plugins", "engines", "images", "matrix", "report", "runner")
     apart = "allranks.runner.coverage_script"  # a program of another interpreter
-    modules = [each for each in MODULES if package(each) in folders and each not in (apart, *IN_JOBS)]
+    modules = [module for module in MODULES if package(module) in folders and module not in (apart, *IN_JOBS)]
     assert len(modules) > 80
     subprocess.run([sys.executable, "-c", WITHOUT, *modules], check=True, timeout=60)
 

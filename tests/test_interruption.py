@@ -138,7 +138,7 @@ def test_what_else_is_dropped_goes_to_the_hook_of_before(monkeypatch):
     hook = sys.unraisablehook
     with interruptible():
         Finalized()
-    assert [each.exc_type for each in dropped] == [ZeroDivisionError]
+    assert [error.exc_type for error in dropped] == [ZeroDivisionError]
     assert sys.unraisablehook is hook
 
 

@@ -319,7 +319,7 @@ def test_a_hook_that_raises_is_one_error_that_names_its_plug_in(other, hook, rai
     error, message = raised
     other("lsf", lambda: failing(hook, error))
     command, *rest = HOOKS[hook]
-    code = cli.main([command, *(str(tmp_path / each) for each in rest)])
+    code = cli.main([command, *(str(tmp_path / name) for name in rest)])
     err = capsys.readouterr().err
     assert code == ExitCode.INFRASTRUCTURE
     assert f"The plug-in lsf failed in its hook {hook}." in err
@@ -333,7 +333,7 @@ def test_a_hook_that_raises_is_one_error_that_names_its_plug_in(other, hook, rai
 def test_an_error_that_a_hook_raises_on_purpose_is_told_as_it_is(other, hook, capsys, tmp_path):
     other("lsf", lambda: failing(hook, UsageError("The moon is new.", remedy="Wait for two weeks.")))
     command, *rest = HOOKS[hook]
-    assert cli.main([command, *(str(tmp_path / each) for each in rest)]) == ExitCode.USAGE
+    assert cli.main([command, *(str(tmp_path / name) for name in rest)]) == ExitCode.USAGE
     assert "error: The moon is new.\n  Wait for two weeks.\n" in capsys.readouterr().err
 
 
@@ -343,7 +343,7 @@ def test_an_error_that_a_hook_raises_on_purpose_is_told_as_it_is(other, hook, ca
 def test_a_hook_that_returns_no_list_is_one_error_that_names_its_plug_in(other, hook, returned, capsys, tmp_path):
     other("lsf", lambda: SimpleNamespace(**{hook: implements(lambda: returned)}))
     command, *rest = HOOKS[hook]
-    assert cli.main([command, *(str(tmp_path / each) for each in rest)]) == ExitCode.INFRASTRUCTURE
+    assert cli.main([command, *(str(tmp_path / name) for name in rest)]) == ExitCode.INFRASTRUCTURE
     assert f"The plug-in lsf failed in its hook {hook}." in capsys.readouterr().err
 
 

@@ -133,7 +133,7 @@ class FakeClient:
 
     def remove_container(self, identifier, v, force):
         self._call("remove", identifier, v, force)
-        self.listed = [each for each in self.listed if each["Id"] != identifier]
+        self.listed = [item for item in self.listed if item["Id"] != identifier]
 
     def images(self, filters):
         """No leftovers of builds; see test_builds."""

@@ -105,7 +105,7 @@ def test_the_record_behind_one_that_was_cut_short_is_read():
 
 
 def test_damage_is_reported_once():
-    assert [type(each) for each in read((SEPARATOR + b"x\n") * 9 + framed(HELLO))] == [Damage, Notice]
+    assert [type(found) for found in read((SEPARATOR + b"x\n") * 9 + framed(HELLO))] == [Damage, Notice]
 
 
 def test_the_beginning_of_a_record_at_the_end_of_the_stream_is_nothing():
@@ -118,7 +118,7 @@ def test_a_record_that_is_too_long_is_reported_and_later_ones_are_read(monkeypat
     [damage] = read(SEPARATOR + b"x" * 101)
     assert damage.what.startswith("record 1, from byte 0 on, has 101 bytes")
     pieces = [SEPARATOR, *[b"x" * 60] * 40, b"\n", framed(Finished(status=0))]
-    assert [type(each) for each in read(*pieces)] == [Damage, Finished]
+    assert [type(found) for found in read(*pieces)] == [Damage, Finished]
 
 
 def test_a_stream_keeps_no_more_than_a_line_and_its_last_words():

@@ -294,7 +294,7 @@ def test_entries_are_counted_and_those_over_the_limit_are_reported(tmp_path, mon
 @pytest.mark.parametrize("name", ["n" * 256, "/".join("n" * 200 for _ in range(6)), "/".join("n" * 34)])
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_invalid_names_are_reported_and_other_files_are_unpacked(name, form, tmp_path):
-    data = b"".join(sized(f"results/{each}", 0).tobuf(form) for each in ("a", name, "b")) + bytes(1024)
+    data = b"".join(sized(f"results/{part}", 0).tobuf(form) for part in ("a", name, "b")) + bytes(1024)
     with pytest.raises(EngineError, match="names over 255 bytes"):
         unpack([data], tmp_path)
     assert set(content(tmp_path)) == {"a", "b"}

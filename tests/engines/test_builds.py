@@ -76,7 +76,7 @@ def test_an_interrupted_build_has_ended_and_leaves_no_container(docker_client, r
     with pytest.raises(KeyboardInterrupt):
         build_with_sdk(docker_client, request_, iter([context()]), interrupt)
     assert seen
-    assert not [each for each in left() if "Image" in each]
+    assert not [item for item in left() if "Image" in item]
     with shared_lock(image_lock(request_.tag)):
         assert request_.arguments["BUILDER"] not in dead_builders(docker_client.api)
         assert list(remove_dead_builds(docker_client.api)) == []
@@ -93,7 +93,7 @@ def test_a_build_over_its_time_limit_ends_during_a_silent_command(docker_client,
 
     with pytest.raises(TimeoutError), checked_by(check):
         build_with_sdk(docker_client, request_, iter([context()]), seen.append)
-    assert not [each for each in left() if "Image" in each]
+    assert not [item for item in left() if "Image" in item]
     assert list(remove_dead_builds(docker_client.api)) == [request_.arguments["BUILDER"]]
     assert left() == []
 

@@ -149,7 +149,7 @@ def test_only_the_job_that_fills_the_results_folder_is_blamed(bench, tmp_path):
             job.collect(results)
     outcomes = {key: outcome for key, outcome in sink.ends.items() if key[1] == 1}
     assert outcomes == {("test_that_fills_a_folder", 1): "errored", ("test_that_does_no_harm", 1): "passed"}
-    [blamed] = [each for each in sink if isinstance(each, RankEnded) and each.outcome.value == "errored"]
+    [blamed] = [record for record in sink if isinstance(record, RankEnded) and record.outcome.value == "errored"]
     assert (blamed.nodeid.partition("::")[2], blamed.rank) == ("test_that_fills_a_folder", 1)
     assert "this rank wrote" in blamed.message
     # The volume has room for the code, too.
@@ -273,13 +273,13 @@ def test_a_network_that_another_program_changes_is_removed(disturbed, docker_cli
     def meddle(api, found):
         [network] = found[0]["NetworkSettings"]["Networks"].values()
         if is_removed:
-            for each in found:
-                api.disconnect_container_from_network(each["Id"], network["NetworkID"], force=True)
+            for container in found:
+                api.disconnect_container_from_network(container["Id"], network["NetworkID"], force=True)
             api.remove_network(network["NetworkID"])
         else:
             api.connect_container_to_network(stranger.id, network["NetworkID"])
-        for each in found:
-            api.kill(each["Id"])
+        for container in found:
+            api.kill(container["Id"])
 
     image = docker_client.images.list("allranks/base")[0].id
     stranger = docker_client.containers.run(image, ["sleep", "60"], detach=True, network_mode="bridge")
@@ -311,10 +311,10 @@ def test_what_a_dead_owner_left_is_removed_and_what_a_living_one_has_is_not(benc
     with owner_of(bench, alive):
         with owner_of(bench, dead) as owner:
             owner.kill()
-        left = {each.partition(" ")[0] for each in left_of(dead)}
+        left = {name.partition(" ")[0] for name in left_of(dead)}
         assert left >= ({"container", "network", "volume"} if bench.name == "docker" else {"process"})
         bench.make().clean_up()
         assert left_of(dead) == []
         kept = left_of(alive)
-        assert any(each.startswith(("container", "process")) for each in kept)
+        assert any(name.startswith(("container", "process")) for name in kept)
     assert left_of(alive) == []

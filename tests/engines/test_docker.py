@@ -191,7 +191,7 @@ def test_records_and_other_output_are_separated(fake, spec):
         say(client, Notice(text="hello"))
         client.daemon.sendall(frame(2, b"oops"))
         client.daemon.shutdown(socket.SHUT_WR)
-        ending = job.wait(lambda *each: records.append(each))
+        ending = job.wait(lambda *record: records.append(record))
     assert (records, ending.output) == ([(0, Notice(text="hello"))], "oops")
 
 
@@ -200,7 +200,7 @@ def test_a_container_with_damaged_output_still_ends_with_its_files(fake, spec):
     with engine_of(client).start(spec) as job:
         client.daemon.sendall(frame(1, b"\x1enonsense\n"))
         end_agent(client, status=1)
-        assert job.wait(lambda *each: records.append(each)).status == 1
+        assert job.wait(lambda *record: records.append(record)).status == 1
     assert records == [(0, Damage("record 1, from byte 0 on, is not JSON"))]
 
 
@@ -272,7 +272,7 @@ def test_the_container_init_reports_the_end_of_the_agent_and_keeps_its_files(fak
     client, records = fake(), []
     with engine_of(client).start(spec) as job:
         end_agent(client, status=-9, memory_kills=1)
-        ending = job.wait(lambda *each: records.append(each))
+        ending = job.wait(lambda *record: records.append(record))
         assert client.daemon.recv(100) == b"begin\n"
         client.daemon.setblocking(False)
         with pytest.raises(BlockingIOError):  # the end of its input would have the keeper leave

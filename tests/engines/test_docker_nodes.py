@@ -283,7 +283,7 @@ def test_records_come_with_the_node_that_they_are_of(fake, spec):
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET, Notice(text="leads"))
         say(client, SECOND, Notice(text="follows"))
-        job.wait(lambda *each: records.append(each))
+        job.wait(lambda *record: records.append(record))
     assert sorted(records, key=str) == [(0, MET), (0, Notice(text="leads")), (1, Notice(text="follows"))]
 
 

@@ -98,10 +98,10 @@ def test_volumes_have_room_for_what_is_copied_in_for_results_and_for_what_tests_
     spec = make_spec(image="i")
     job, shared = creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]["mounts"]
     options = [mount["VolumeOptions"]["DriverConfig"]["Options"] for mount in (job, shared)]
-    assert [each["type"] for each in options] == ["tmpfs", "tmpfs"]
+    assert [option["type"] for option in options] == ["tmpfs", "tmpfs"]
     assert options[0]["o"].startswith(f"size={4096 + RESULTS_BYTES},")
     assert options[1]["o"].startswith(f"size={spec.resources.disk_bytes},")
-    assert all("nosuid,nodev" in each["o"] for each in options)
+    assert all("nosuid,nodev" in option["o"] for option in options)
     assert (f"uid={USER}" in options[0]["o"], f"uid={USER}" in options[1]["o"]) == (False, True)
 
 
@@ -169,7 +169,7 @@ def test_the_capabilities_of_a_daemon_are_read_from_its_info():
 
 
 def profile_of(request):
-    [option] = [each for each in request["host_config"]["security_opt"] if each.startswith("seccomp=")]
+    [option] = [option for option in request["host_config"]["security_opt"] if option.startswith("seccomp=")]
     return json.loads(option.removeprefix("seccomp="))
 
 
@@ -332,13 +332,13 @@ def test_each_node_has_the_limits_of_its_own_ranks(nodes_of):
 def test_no_agent_tries_a_gpu_that_its_node_does_not_have(nodes_of):
     to_check = tuple(GpuToCheck(gpu=gpu, visible=gpu, name=gpu) for gpu in ("a", "b"))
     specs = nodes_of(gpus=("a", "b"), check_gpus=to_check)
-    assert [[each.gpu for each in spec.agent.check_gpus] for spec in specs] == [["a"], ["b"]]
+    assert [[check.gpu for check in spec.agent.check_gpus] for spec in specs] == [["a"], ["b"]]
 
 
 def test_a_gpu_that_is_known_by_its_number_has_that_among_those_of_its_node(nodes_of):
     to_check = tuple(GpuToCheck(gpu=gpu, visible=str(place), name=gpu) for place, gpu in enumerate("ab"))
     specs = nodes_of(gpus=("a", "b"), check_gpus=to_check)
-    assert [[each.visible for each in spec.agent.check_gpus] for spec in specs] == [["0"], ["0"]]
+    assert [[check.visible for check in spec.agent.check_gpus] for spec in specs] == [["0"], ["0"]]
 
 
 def test_a_copied_project_is_on_pythons_path(make_spec, tmp_path):

@@ -282,8 +282,8 @@ def run_job(make_spec, tmp_path):
 
 def ends(records):
     """The outcome of each rank in the records."""
-    passed = {(rank, Outcome.PASSED) for each in records if isinstance(each, Passed) for rank in each.ranks}
-    return passed | {(each.rank, each.outcome) for each in records if isinstance(each, RankEnded)}
+    passed = {(rank, Outcome.PASSED) for record in records if isinstance(record, Passed) for rank in record.ranks}
+    return passed | {(record.rank, record.outcome) for record in records if isinstance(record, RankEnded)}
 
 
 def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id):
@@ -291,19 +291,19 @@ def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id)
     assert ending == JobExit(status=0, followers=(NodeExit(status=0),))
     assert ends(records) == {(rank, Outcome.PASSED) for rank in range(4)}
     assert {"agent.log", "agent-1.log"} <= {path.name for path in results.iterdir()}
-    assert not [each for each in left_of(run_id) if each.startswith("process")]
+    assert not [name for name in left_of(run_id) if name.startswith("process")]
 
 
 def test_a_killed_agent_is_reported_and_nothing_is_left(run_job, left_of, run_id):
     ending, records, _ = run_job(str(int(signal.SIGKILL)))
     assert ending.status == 1
-    [lost] = [each for each in records if isinstance(each, NodeLost)]
+    [lost] = [record for record in records if isinstance(record, NodeLost)]
     assert lost.message == "The agent of node 1 is gone."
     assert ending.followers == (NodeExit(status=-signal.SIGKILL),)
-    lost = [each for each in records if isinstance(each, RankEnded) and each.rank == 3]
+    lost = [record for record in records if isinstance(record, RankEnded) and record.rank == 3]
     assert lost[0].message == "rank 3 is lost: the agent of node 1 is gone"
     assert lost[0].is_lost
-    assert not [each for each in left_of(run_id) if each.startswith("process")]
+    assert not [name for name in left_of(run_id) if name.startswith("process")]
 
 
 @pytest.fixture
@@ -369,7 +369,7 @@ def test_records_come_with_the_node_that_they_are_of(engine, spec):
     with engine(NODE + says).start(spec) as job:
         records = []
         job._read_until(
-            lambda: all(agent.has_ended for agent in job._agents), lambda: NEVER, lambda *each: records.append(each)
+            lambda: all(agent.has_ended for agent in job._agents), lambda: NEVER, lambda *record: records.append(record)
         )
     assert sorted(records) == [(0, Notice(text="0")), (1, Notice(text="1"))]
 

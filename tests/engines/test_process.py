@@ -298,7 +298,9 @@ def reap(engine, monkeypatch):
     def reap_one(run_id: str) -> list[str]:
         found = engine_process._processes_of_runs
         monkeypatch.setattr(
-            engine_process, "_processes_of_runs", lambda: [each for each in found() if each[1].run_id == run_id]
+            engine_process,
+            "_processes_of_runs",
+            lambda: [item for item in found() if item[1].run_id == run_id],
         )
         return engine("").clean_up().dead
 
@@ -348,7 +350,7 @@ import sys
 from pathlib import Path
 from allranks.engines import process
 found = process._processes_of_runs
-process._processes_of_runs = lambda: [each for each in found() if each[1].run_id == sys.argv[1]]
+process._processes_of_runs = lambda: [item for item in found() if item[1].run_id == sys.argv[1]]
 engine = process.ProcessEngine(Path())
 print(engine.clean_up(is_dry_run=True).dead, engine.clean_up().dead, engine.clean_up(is_dry_run=True).unknown)
 """

@@ -53,7 +53,7 @@ class FakeDaemon:
             pull=self._pull,
             build=self._build,
             tag=self._tag,
-            images=lambda filters: [{"Id": each} for each in self.remains.get(filters["label"], [])],
+            images=lambda filters: [{"Id": image_id} for image_id in self.remains.get(filters["label"], [])],
             containers=lambda **_: [],
             remove_image=self._remove,
         )
@@ -69,7 +69,7 @@ class FakeDaemon:
 
     def _remove(self, image):
         for images in self.remains.values():
-            images[:] = [each for each in images if each != image]
+            images[:] = [other for other in images if other != image]
 
     def _pull(self, reference, **_):
         self.pulls.append(reference)
@@ -134,7 +134,7 @@ def quick_answer_of_pip(monkeypatch):
             for name, value in os.environ.items()
             if name.startswith("PIP_") and value
         ]
-        return [], [each for each in found if each[1] not in pip_settings._IRRELEVANT]
+        return [], [setting for setting in found if setting[1] not in pip_settings._IRRELEVANT]
 
     monkeypatch.setattr(pip_settings, "_query", ask)
 

@@ -30,7 +30,7 @@ class Api:
         }
 
     def images(self):
-        return [{"Id": each} for each in self.there]
+        return [{"Id": image_id} for image_id in self.there]
 
     def inspect_image(self, image):
         return self.there[image]
@@ -50,7 +50,7 @@ def api():
 
 
 def images(api, needed=()):
-    return {each.id.removeprefix("sha256:"): each for each in list_images(api, lambda name: name in needed)}
+    return {image.id.removeprefix("sha256:"): image for image in list_images(api, lambda name: name in needed)}
 
 
 def test_only_what_allranks_has_built_is_listed(api):

@@ -34,7 +34,7 @@ def of_the_host():
 
 def ask(python):
     files, found = ASK(python)
-    return files, [each for each in found if each not in of_the_host()]
+    return files, [setting for setting in found if setting not in of_the_host()]
 
 
 def settings(folder):

@@ -226,8 +226,8 @@ def test_a_list_that_comes_by_another_way_is_not_loaded(tmp_path, daemon, progre
         link = tarfile.TarInfo("link")
         link.type, link.linkname = tarfile.SYMTYPE, "."
         content.addfile(link)
-        for each in ("manifest.json", name):
-            info = tarfile.TarInfo(each)
+        for member in ("manifest.json", name):
+            info = tarfile.TarInfo(member)
             info.size = len(data := json.dumps(MANIFEST).encode())
             content.addfile(info, io.BytesIO(data))
     image = PortableImage(name="cpu", key=KEY, reference="sha256:12", file="cpu.tar")

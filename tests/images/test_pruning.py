@@ -29,7 +29,7 @@ def image(name, *, used=NOW, own=GB, diffs=("base", "torch"), users=()):
 
 
 def names(images):
-    return [each.title.partition(":")[0].removeprefix("allranks/") for each in images]
+    return [item.title.partition(":")[0].removeprefix("allranks/") for item in images]
 
 
 def test_images_that_were_not_used_for_longer_are_removed():
@@ -62,7 +62,7 @@ def test_an_image_is_removed_before_its_parents():
 
 @st.composite
 def stocks(draw):
-    """Images based on each other, with times and users as from :func:`list_images`."""
+    """Images based on item other, with times and users as from :func:`list_images`."""
     count = draw(st.integers(0, 8))
     parents = [draw(st.none() | st.integers(0, number - 1)) if number else None for number in range(count)]
     diffs = []
@@ -75,28 +75,28 @@ def stocks(draw):
     needed = draw(st.sets(st.integers(0, len(images))))
     return [
         replace(
-            each,
-            used=max(other.used for other in (each, *above)),
-            users=("x",) if any(int(other.diffs[-1]) in needed for other in (each, *above)) else (),
+            item,
+            used=max(other.used for other in (item, *above)),
+            users=("x",) if any(int(other.diffs[-1]) in needed for other in (item, *above)) else (),
         )
-        for each in images
-        for above in [[other for other in images if other.is_based_on(each)]]
+        for item in images
+        for above in [[other for other in images if other.is_based_on(item)]]
     ]
 
 
 @given(stocks(), st.none() | st.integers(0, 5), st.none() | st.integers(0, 20))
 def test_nothing_goes_from_under_another_or_that_is_needed_and_no_more_than_has_to(images, unused, size):
     chosen = to_remove(images, PruneLimits(unused=unused, size=size), now=5)
-    left = [each for each in images if each not in chosen]
-    assert not any(each.users for each in chosen)
-    for place, each in enumerate(chosen):
-        assert not any(other.is_based_on(each) for other in [*left, *chosen[place:]])
-    if size is not None and sum(each.own for each in left) > size:
-        assert all(each.users for each in left)
-    for each in left:
-        assert each.users or unused is None or 5 - each.used <= unused
+    left = [item for item in images if item not in chosen]
+    assert not any(item.users for item in chosen)
+    for place, item in enumerate(chosen):
+        assert not any(other.is_based_on(item) for other in [*left, *chosen[place:]])
+    if size is not None and sum(item.own for item in left) > size:
+        assert all(item.users for item in left)
+    for item in left:
+        assert item.users or unused is None or 5 - item.used <= unused
     if unused is None and size is not None and chosen:
-        assert sum(each.own for each in left) + chosen[-1].own > size
+        assert sum(item.own for item in left) + chosen[-1].own > size
 
 
 class Api:

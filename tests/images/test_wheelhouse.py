@@ -162,7 +162,7 @@ def simple_index(folder, *wheels):
         place = folder / wheel.name.partition("-")[0]
         place.mkdir(parents=True, exist_ok=True)
         shutil.copy(wheel, place)
-        page = "".join(f'<a href="{quote(each.name)}">{each.name}</a>' for each in place.glob("*.whl"))
+        page = "".join(f'<a href="{quote(wheel.name)}">{wheel.name}</a>' for wheel in place.glob("*.whl"))
         (place / "index.html").write_text(f"<!DOCTYPE html><html><body>{page}</body></html>")
     return folder.as_uri()
 

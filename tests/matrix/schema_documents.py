@@ -65,7 +65,7 @@ class _DocumentsOf:
         if name in OF_KEY and node.get("type") != "object" and node.get("items", {}).get("type") != "object":
             return OF_KEY[name]
         if "anyOf" in node and "properties" not in node:
-            return st.one_of([self.of(each, name) for each in node["anyOf"]])
+            return st.one_of([self.of(option, name) for option in node["anyOf"]])
         if "enum" in node:
             return st.sampled_from(node["enum"])
         strategy: st.SearchStrategy = getattr(self, f"_{node['type']}")(node)
@@ -109,9 +109,9 @@ def mutated(draw: st.DrawFn, documents: st.SearchStrategy) -> dict:
     for _ in range(draw(st.integers(1, 2))):
         place: dict | list = document
         while inner := [
-            each
-            for each in (place.values() if isinstance(place, dict) else place)
-            if isinstance(each, dict | list) and each
+            child
+            for child in (place.values() if isinstance(place, dict) else place)
+            if isinstance(child, dict | list) and child
         ]:
             if draw(st.integers(0, 3)) == 0:
                 break

@@ -165,10 +165,10 @@ def test_the_beginning_of_an_id_selects_the_cells_that_have_it(matrix, length):
     for cell in expansion.cells[:10]:
         parts = cell.id.split("-")
         if length < len(parts) and (length < 4 or cell.nodes == 1):
-            expected = [each.id for each in expansion.cells if each.id.split("-")[:length] == parts[:length]]
+            expected = [cell.id for cell in expansion.cells if cell.id.split("-")[:length] == parts[:length]]
             found = ids(select(expansion, "-".join(parts[:length])))
             # Four parts without nodes are those of one node.
-            assert found == [each for each in expected if length < 4 or "-n" not in each]
+            assert found == [cell for cell in expected if length < 4 or "-n" not in cell]
 
 
 def test_signature_is_what_nox_writes(expansion):

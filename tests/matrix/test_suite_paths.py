@@ -45,7 +45,7 @@ def suite_of(load_text, repository):
 )
 def test_a_path_is_one_or_many_and_may_have_patterns(suite_of, path, paths):
     suite = suite_of(f"path = {path}")
-    assert [str(each) for each in suite.paths] == paths
+    assert [str(path) for path in suite.paths] == paths
     assert suite.ignored == ()
 
 
@@ -61,8 +61,8 @@ def test_a_path_is_one_or_many_and_may_have_patterns(suite_of, path, paths):
 )
 def test_what_is_excluded_is_left_out_or_ignored(suite_of, path, exclude, paths, ignored):
     suite = suite_of(f"path = {path}\nexclude = {exclude}")
-    assert [str(each) for each in suite.paths] == paths
-    assert [str(each) for each in suite.ignored] == ignored
+    assert [str(path) for path in suite.paths] == paths
+    assert [str(path) for path in suite.ignored] == ignored
 
 
 @pytest.mark.parametrize(

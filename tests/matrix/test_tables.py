@@ -122,7 +122,7 @@ WRONG = [
 def test_a_wrong_value_is_an_error_with_its_line_and_a_remedy(read, text, message, remedy):
     with pytest.raises(MatrixError) as caught:
         read(f"[cluster]\n\n{text}")
-    line = next(n for n, each in enumerate(Path("matrix.toml").read_text().splitlines(), 1) if each == text)
+    line = next(n for n, row in enumerate(Path("matrix.toml").read_text().splitlines(), 1) if row == text)
     assert caught.value.what.startswith(f"matrix.toml:{line}: cluster.{text.partition(' ')[0]}: ")
     assert message in caught.value.what
     assert remedy in caught.value.terminal_text
@@ -164,7 +164,7 @@ def test_without_its_plug_in_a_table_is_unknown(read, monkeypatch):
 
 @pytest.mark.parametrize("name", ["policy", "docker", "mine", "matrix"])
 def test_a_second_declaration_of_a_table_is_refused(read, monkeypatch, name):
-    points = [SimpleNamespace(name=each, value="x:Y", load=lambda: Cluster) for each in ("mine", name)]
+    points = [SimpleNamespace(name=table, value="x:Y", load=lambda: Cluster) for table in ("mine", name)]
     monkeypatch.setattr(tables, "entry_points", lambda group: points if group == "allranks.tables" else [])
     with pytest.raises(PluginError, match=rf"The table \[{name}\] of the matrix file is declared twice"):
         read("[mine]\njobs = 3")
