@@ -253,8 +253,8 @@ _OURS = {"label": ["allranks=1"]}
 def _is_dead(listed: Listed) -> bool:
     """Whether the owner is certainly dead: its lock is free, or its host has restarted."""
     labels = labels_of(listed)
-    host, run_id, place = (labels.get(name, "") for name in (HOST_LABEL, RUN_LABEL, LOCKS_LABEL))
-    if host == host_id() or place == locks_id():
+    host, run_id, locks = (labels.get(name, "") for name in (HOST_LABEL, RUN_LABEL, LOCKS_LABEL))
+    if host == host_id() or locks == locks_id():
         return bool(run_id) and is_dead(run_id)
     return is_inactive(listed) and is_of_earlier_boot(host, created_at(listed))
 

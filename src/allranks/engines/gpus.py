@@ -216,9 +216,9 @@ class Inventory:
         number = f"GPU {all_gpus.index(gpu)}" if gpu in all_gpus else "GPU"
         return f"{number} ({', '.join(filter(None, (self.descriptions.get(gpu), gpu)))})"
 
-    def only(self, wanted: str) -> Self:
+    def only(self, selection: str) -> Self:
         """Restrict the inventory to some of its GPUs; see :func:`chosen_gpus`."""
-        return replace(self, gpus=chosen_gpus(self.gpus, wanted), everything=self.everything or self.gpus)
+        return replace(self, gpus=chosen_gpus(self.gpus, selection), everything=self.everything or self.gpus)
 
     def of(self, gpus: Sequence[str]) -> Passthrough:
         """How a container gets these GPUs."""
@@ -280,10 +280,10 @@ def _only_visible(inventory: Inventory, environ: Mapping[str, str], names: Seque
     return replace(inventory, gpus=tuple(_visible(inventory.gpus, shown or "")))
 
 
-def chosen_inventory(mode: GpuMode, wanted: str | None) -> Inventory:
+def chosen_inventory(mode: GpuMode, selection: str | None) -> Inventory:
     """List the GPUs for a command: all visible ones, or those of its option ``--gpus`` (:func:`chosen_gpus`)."""
     inventory = take_inventory(mode)
-    return inventory if wanted is None else inventory.only(wanted)
+    return inventory if selection is None else inventory.only(selection)
 
 
 def _of_nvidia(driver: GpuDriver, gpus: Sequence[Gpu], root: Path) -> Inventory:
@@ -340,13 +340,13 @@ def _amd_gpus(root: Path) -> Iterator[tuple[str, Path]]:
             yield (f"GPU-{fields['unique_id']:016x}" if fields.get("unique_id") else node.name), node
 
 
-def chosen_gpus(gpus: Sequence[str], wanted: str) -> tuple[str, ...]:
+def chosen_gpus(gpus: Sequence[str], selection: str) -> tuple[str, ...]:
     """The GPUs that a list of indexes, ranges and ids selects, such as ``0,2-3``.
 
     Raises:
         UsageError: One of them does not exist.
     """
-    parts = [part.strip() for part in wanted.split(",") if part.strip()]
+    parts = [part.strip() for part in selection.split(",") if part.strip()]
     return tuple(dict.fromkeys(gpu for part in parts for gpu in _chosen(gpus, part)))
 
 
