@@ -150,7 +150,7 @@ def test_remains_that_nobody_can_list_are_a_problem(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("locks")
 def test_a_daemon_that_was_asked_for_and_does_not_answer_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    assert "start it" in problems(examine("docker", "none", tmp_path))["docker"].remedy
+    assert "start one" in problems(examine("docker", "none", tmp_path))["docker"].remedy
     assert "docker" not in problems(examine("process", "none", tmp_path))
 
 

@@ -238,7 +238,7 @@ def test_a_file_instead_of_the_folder_itself_is_left_out_and_reported(tmp_path):
 
 
 def test_entries_after_a_file_instead_of_a_folder_are_unpacked(tmp_path):
-    with pytest.raises(EngineError, match=r"one name: 'a/b' \(1 bytes\), 'c' \(1 bytes\) left out"):
+    with pytest.raises(EngineError, match=r"same name: 'a/b' \(1 bytes\), 'c' \(1 bytes\) left out"):
         unpack(hostile(*(entry(f"results/{name}") for name in ("a", "a/b", "c/d", "c", "e"))), tmp_path)
     assert content(tmp_path) == {"a": b"x", "c/d": b"x", "e": b"x"}
 

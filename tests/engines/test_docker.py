@@ -490,7 +490,7 @@ def test_gpus_are_not_leased_if_the_locks_of_the_daemons_host_are_inaccessible(f
         engine_of(client).check_leases()
     assert error.value.exit_code == ExitCode.INFRASTRUCTURE
     assert "Mount the host's /run/lock/allranks" in error.value.remedy
-    assert f"{LOCKS_VARIABLE}=DIR" in error.value.remedy
+    assert f"set {LOCKS_VARIABLE} to a folder" in error.value.remedy
     assert client.calls == [], "no container is asked"
 
 

@@ -80,7 +80,7 @@ def test_one_node_needs_no_network(fake, make_spec):
 
 def test_a_network_that_cannot_be_made_leaves_nothing(fake, spec):
     client = fake(create_network=refusal(500, "no such driver"))
-    with pytest.raises(EngineError, match="The network of gloo-w2-g0-env/tiny could not be made") as error:
+    with pytest.raises(EngineError, match="The network of gloo-w2-g0-env/tiny could not be created") as error:
         engine_of(client).start(spec).__enter__()
     assert error.value.why == "no such driver"
     assert client.names == ["create_network"]

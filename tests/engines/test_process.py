@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_made_whole_is_not_left(scratch_root, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(EngineError, match="could not be made") as error:
+    with pytest.raises(EngineError, match="could not be created") as error:
         scratch_of("r1")
     assert "No space left" in error.value.why
     assert not list(scratch_root.iterdir())

@@ -246,7 +246,7 @@ def load_edited(load_text, document):
         ),
         ('"gloo", "nccl"]', '"gloo", "zoom"]', "matrix.toml:3: matrix.backend: 'zoom'", "custom_backends"),
         ('"gloo", "nccl"]', '"gloo", 1]', "matrix.toml:3: matrix.backend: 1 is not a string", '["gloo", "nccl"]'),
-        ("['mine']", "['Mine']", "matrix.toml:2: matrix.custom_backends: 'Mine' cannot be", "small letter"),
+        ("['mine']", "['Mine']", "matrix.toml:2: matrix.custom_backends: 'Mine' is not a valid", "lower-case letter"),
         (
             "['mine']",
             "[1]",
@@ -278,7 +278,7 @@ def load_edited(load_text, document):
         ),
         ("'nccl' and", "'ncll' and", "matrix.toml:7: matrix.exclude.when: the condition has 'ncll'", "'nccl'?"),
         ("'nccl' and", "1 and", "matrix.toml:7: matrix.exclude.when: the condition compares backend", "'nccl'"),
-        ('"gpu_count == 0"', '"gpu_count == 3"', "matrix.toml:21: images: the cell gloo-w1-g0-env has no", "widen"),
+        ('"gpu_count == 0"', '"gpu_count == 3"', "matrix.toml:21: images: the cell gloo-w1-g0-env has no", "change one"),
         ('"gpu_count == 0"', "0", "matrix.toml:18: images.cpu.when: 0 is not a string", "when ="),
         ('"gpu_count == 0"', '" "', "matrix.toml:18: images.cpu.when: is blank", "leave it out"),
         # tables
@@ -296,7 +296,7 @@ def load_edited(load_text, document):
         ('"suites/collectives"', f'"{"x" * 500}"', "matrix.toml:15: suites.collectives.path: there is no", "Create it"),
         ('"suites/collectives"', '"/"', "matrix.toml:15: suites.collectives.path: '/' is an absolute", "relative"),
         ('"suites/collectives"', '".."', "matrix.toml:15: suites.collectives.path: '..' leads out", "below"),
-        ('"suites/collectives"', '"a\\u0000b"', "matrix.toml:15: suites.collectives.path: is blank or holds", "Write"),
+        ('"suites/collectives"', '"a\\u0000b"', "matrix.toml:15: suites.collectives.path: is blank or contains", "Write"),
         (
             '"suites/collectives"',
             '"suites"\nisolation = "files"',
@@ -331,10 +331,10 @@ def load_edited(load_text, document):
         (
             '"suites/collectives"',
             '"suites"\nlaunches_ranks = true\nprocess_group = true',
-            "matrix.toml:17: suites.collectives.process_group: a test that launches ranks itself",
+            "matrix.toml:17: suites.collectives.process_group: tests that launch ranks themselves",
             "Remove it",
         ),
-        ("[suites.collectives]", "[suites.'a/b']", "matrix.toml:14: suites.'a/b': cannot be a name", "letters"),
+        ("[suites.collectives]", "[suites.'a/b']", "matrix.toml:14: suites.'a/b': is not a valid name", "letters"),
         (
             '[suites.collectives]\npath = "suites/collectives"',
             "",

@@ -35,8 +35,8 @@ def test_a_folder_without_tests_of_its_own_is_no_suite():
         ),
         ("path = 'allranks:../collectives'", "no suite"),
         ("path = ['allranks:collectives', 'tests']", "one of several paths"),
-        ("path = 'allranks:collectives'\nexclude = ['x']", "has no exclude"),
-        ("path = 'allranks:collectives'\nfiles = ['suites']", "has no files"),
+        ("path = 'allranks:collectives'\nexclude = ['x']", "exclude does not apply"),
+        ("path = 'allranks:collectives'\nfiles = ['suites']", "files does not apply"),
     ],
 )
 def test_a_mistake_is_one_error_that_names_what_there_is(load_text, lines, words):

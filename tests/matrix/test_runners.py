@@ -85,7 +85,7 @@ def test_whose_machines_they_are_is_said_or_seen_by_their_labels(load_text, docu
         ('labels = ["a"]\nhosted = "no"', "runners.hosted: 'no' is not true or false", "hosted = true"),
         ('labels = ["self-hosted"]\nhosted = true', "runners.hosted: a machine with the label", "Remove hosted"),
         ('labels = ["ubuntu-latest"]\ngpus = 2', "runners.gpus: GitHub's standard machines have", "hosted = false"),
-        ('labels = ["a"]\nwhen = "gpus > 0"', "runners.when: the condition names 'gpus'", "'gpu_count'"),
+        ('labels = ["a"]\nwhen = "gpus > 0"', "runners.when: the condition has 'gpus'", "'gpu_count'"),
     ],
 )
 def test_a_wrong_runner_is_an_error_with_its_line_and_key(load_text, document, rule, what, remedy):
