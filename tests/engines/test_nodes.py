@@ -253,7 +253,7 @@ def test_files_are_counted_and_those_over_the_limit_are_reported(folders, monkey
 def test_names_that_the_host_writes_itself_never_come_from_a_job(folders, name):
     [source], home = folders({name: "forged", "sub/job.json": "kept"})
     (home / "job.json").write_text("own")
-    with pytest.raises(EngineError, match=f"allranks itself writes: '{name.removesuffix('/y')}' .* left out"):
+    with pytest.raises(EngineError, match=f"allranks reserves for itself: '{name.removesuffix('/y')}' .* left out"):
         collect_results([source], home)
     assert content(home) == {"job.json": "own", "sub/job.json": "kept"}
 
