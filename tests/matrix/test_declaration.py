@@ -278,7 +278,12 @@ def load_edited(load_text, document):
         ),
         ("'nccl' and", "'ncll' and", "matrix.toml:7: matrix.exclude.when: the condition has 'ncll'", "'nccl'?"),
         ("'nccl' and", "1 and", "matrix.toml:7: matrix.exclude.when: the condition compares backend", "'nccl'"),
-        ('"gpu_count == 0"', '"gpu_count == 3"', "matrix.toml:21: images: the cell gloo-w1-g0-env has no", "change one"),
+        (
+            '"gpu_count == 0"',
+            '"gpu_count == 3"',
+            "matrix.toml:21: images: the cell gloo-w1-g0-env has no",
+            "change one",
+        ),
         ('"gpu_count == 0"', "0", "matrix.toml:18: images.cpu.when: 0 is not a string", "when ="),
         ('"gpu_count == 0"', '" "', "matrix.toml:18: images.cpu.when: is blank", "leave it out"),
         # tables
@@ -296,7 +301,12 @@ def load_edited(load_text, document):
         ('"suites/collectives"', f'"{"x" * 500}"', "matrix.toml:15: suites.collectives.path: there is no", "Create it"),
         ('"suites/collectives"', '"/"', "matrix.toml:15: suites.collectives.path: '/' is an absolute", "relative"),
         ('"suites/collectives"', '".."', "matrix.toml:15: suites.collectives.path: '..' leads out", "below"),
-        ('"suites/collectives"', '"a\\u0000b"', "matrix.toml:15: suites.collectives.path: is blank or contains", "Write"),
+        (
+            '"suites/collectives"',
+            '"a\\u0000b"',
+            "matrix.toml:15: suites.collectives.path: is blank or contains",
+            "Write",
+        ),
         (
             '"suites/collectives"',
             '"suites"\nisolation = "files"',
