@@ -95,7 +95,8 @@ def _inspect_all(client: APIClient) -> Iterator[_AnyImage]:
 
 
 def _inspect(client: APIClient, image_id: str) -> _AnyImage:
-    found: Mapping[str, Any] = client.inspect_image(image_id)
+    inspect: Callable[[str], Mapping[str, Any]] = client.inspect_image  # the SDK has no types for it
+    found = inspect(image_id)
     return _AnyImage(
         id=found["Id"],
         names=tuple(found.get("RepoTags") or ()),
