@@ -49,8 +49,8 @@ def test_too_little_room_is_an_error_of_the_infrastructure_with_both_numbers(dis
         check_space(daemon, "torch", [wheel] * 1000, build_with_sdk)
     assert error.value.exit_code == ExitCode.INFRASTRUCTURE
     assert "37.5 GB" in error.value.why
-    assert "12.5 GB stay" in error.value.why
-    assert f"{daemon.root} has 0.0 GB" in error.value.why
+    assert "the result 12.5 GB" in error.value.why
+    assert f"{daemon.root} has only 0.0 GB" in error.value.why
     assert "allranks clean --images" in error.value.remedy
 
 
