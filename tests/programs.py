@@ -1,4 +1,4 @@
-"""Programs that stand in for commands."""
+"""Fake commands."""
 
 import shlex
 import sys
@@ -9,10 +9,10 @@ _START = """\
 '''exec' {python} "$0" "$@"
 ' '''
 """
-"""The shell starts Python, which reads these lines as a string. A line ``#!python`` allows no space in the path."""
+"""A shell script that starts Python, which reads it as a string, since ``#!python`` allows no space in the path."""
 
 
 def write_python_program(path: Path, text: str) -> None:
-    """Write a program that this Python runs when its path is executed."""
+    """Write an executable Python program."""
     path.write_text(_START.format(python=shlex.quote(sys.executable)) + text)
     path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Run folders that tests fill as they need: fixtures of the tests of reports, and of plug-ins that add to them."""
+"""Fixtures that create run folders, for the tests of reports and of plug-ins."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ _ELEMENTS = {"passed": None, "xpassed": None, "failed": "failure", "skipped": "s
 
 @dataclass
 class RunFolder:
-    """Writes what a run of allranks would have left."""
+    """Writes the files of a run."""
 
     path: Path
 
@@ -36,7 +36,7 @@ class RunFolder:
         (self.path / "run.json").write_text(json.dumps(document))
 
     def attempt(self, job: str, number: int = 1) -> Path:
-        """The folder of an attempt, made when it is not there."""
+        """The folder of an attempt, which is created if necessary."""
         folder = self.path / "cells" / job / f"attempt-{number}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -52,14 +52,14 @@ class RunFolder:
         (self.attempt(job, number) / "job.json").write_text(json.dumps(record))
 
     def rank(self, job: str, rank: int, tests: Mapping[str, Any], *, number: int = 1, world_size: Any = 2) -> Path:
-        """``rank-N.xml``: for each node id an outcome, or a mapping with ``outcome`` and what else is said."""
+        """``rank-N.xml``: for each node id an outcome, or a mapping with ``outcome`` and other fields."""
         properties = {"allranks.rank": rank, **({} if world_size is None else {"allranks.world_size": world_size})}
         path = self.attempt(job, number) / f"rank-{rank}.xml"
         path.write_bytes(rank_xml(tests, properties))
         return path
 
     def both(self, job: str, tests: Mapping[str, Any], **changes: Any) -> None:
-        """A job whose two ranks say the same."""
+        """A job whose two ranks have the same outcomes."""
         self.job(job, **{"collected": list(tests), **changes})
         for rank in range(2):
             self.rank(job, rank, tests)
@@ -69,17 +69,17 @@ def rank_xml(tests: Mapping[str, Any], suite_properties: Mapping[str, object]) -
     root = ET.Element("testsuites")
     suite = ET.SubElement(root, "testsuite", name="pytest")
     _properties(suite, suite_properties)
-    for nodeid, said in tests.items():
-        suite.append(_case(nodeid, {"outcome": said} if isinstance(said, str) else dict(said)))
+    for nodeid, fields in tests.items():
+        suite.append(_case(nodeid, {"outcome": fields} if isinstance(fields, str) else dict(fields)))
     return ET.tostring(root, encoding="utf-8", xml_declaration=True)
 
 
-def _case(nodeid: str, said: dict[str, Any]) -> ET.Element:
-    outcome, message, text = said.pop("outcome"), said.pop("message", ""), said.pop("text", "")
+def _case(nodeid: str, fields: dict[str, Any]) -> ET.Element:
+    outcome, message, text = fields.pop("outcome"), fields.pop("message", ""), fields.pop("text", "")
     classname, name = split_nodeid(xml_id(nodeid))
-    case = ET.Element("testcase", classname=classname, name=name, time=str(said.pop("time", 0.25)))
-    stdout = said.pop("stdout", "")
-    _properties(case, {"allranks.nodeid": xml_id(nodeid), "allranks.outcome": outcome, **_prefixed(said)})
+    case = ET.Element("testcase", classname=classname, name=name, time=str(fields.pop("time", 0.25)))
+    stdout = fields.pop("stdout", "")
+    _properties(case, {"allranks.nodeid": xml_id(nodeid), "allranks.outcome": outcome, **_prefixed(fields)})
     if tag := _ELEMENTS.get(outcome, "error"):
         kind = "pytest.xfail" if outcome == "xfailed" else "pytest.skip" if outcome == "skipped" else ""
         ET.SubElement(case, tag, message=legal(message), type=kind).text = legal(text)
@@ -88,8 +88,8 @@ def _case(nodeid: str, said: dict[str, Any]) -> ET.Element:
     return case
 
 
-def _prefixed(said: Mapping[str, object]) -> dict[str, object]:
-    return {f"allranks.{name}": value for name, value in said.items()}
+def _prefixed(fields: Mapping[str, object]) -> dict[str, object]:
+    return {f"allranks.{name}": value for name, value in fields.items()}
 
 
 def _properties(parent: ET.Element, values: Mapping[str, object]) -> None:
@@ -100,7 +100,7 @@ def _properties(parent: ET.Element, values: Mapping[str, object]) -> None:
 
 @pytest.fixture
 def part(tmp_path: Path) -> Callable[[str], RunFolder]:
-    """Makes run folders in a folder that several machines' results are gathered in, each at a place of its own."""
+    """Creates the run folders of several machines in one folder."""
 
     def make(place: str) -> RunFolder:
         folder = tmp_path / "gathered" / place
@@ -119,7 +119,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def write_ranks(tmp_path: Path) -> Callable[[str, Sequence[str]], Path]:
-    """Writes XML files as a runner from elsewhere would, below a folder of their own."""
+    """Writes the XML files of another test runner."""
     root = tmp_path / "foreign"
 
     def write(place: str, cases: Sequence[str]) -> Path:

@@ -1,4 +1,4 @@
-"""The services that some tests need, beyond Python and git: a marker for each, and a way to detect it.
+"""The services that some tests need, with their markers and their detection.
 
 A test with the marker of a service is an integration test. `nox -s tests` runs all others, on any machine;
 `nox -s integration` runs these. There, a test whose service is missing is skipped with the reason, unless the variable
@@ -74,8 +74,10 @@ def _nvidia_hook() -> str:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (process / "comm").read_text() == "dockerd\n":
-                variables = (os.fsdecode(each) for each in (process / "environ").read_bytes().split(b"\0"))
-                path = next((each.removeprefix("PATH=") for each in variables if each.startswith("PATH=")), "")
+                variables = (os.fsdecode(variable) for variable in (process / "environ").read_bytes().split(b"\0"))
+                path = next(
+                    (variable.removeprefix("PATH=") for variable in variables if variable.startswith("PATH=")), ""
+                )
                 if shutil.which(NVIDIA_HOOK, path=path):
                     return ""
     return f"no Docker daemon on this host has tests/e2e/stand_ins/{NVIDIA_HOOK} on its PATH"
@@ -167,7 +169,7 @@ def why_missing(name: str) -> str:
 
 
 def required() -> tuple[str, ...]:
-    """The services that have to be there.
+    """The services whose tests must not be skipped.
 
     Raises:
         pytest.UsageError: The variable names another service.
@@ -193,7 +195,7 @@ def register(config: pytest.Config) -> None:
 
 
 def mark(items: Sequence[pytest.Item]) -> None:
-    """Mark the integration tests among some tests."""
+    """Mark tests that need services as integration tests."""
     for item in items:
         if any(services_of(item)):
             item.add_marker(INTEGRATION)
@@ -212,7 +214,7 @@ def check(item: pytest.Item) -> None:
 
 
 def summary(reports: dict[str, list[pytest.TestReport]]) -> list[str]:
-    """A line for each service that was needed: how many tests ended in which way, by pytest's categories."""
+    """A line per needed service with the numbers of outcomes of its tests."""
     counts = {
         name: Counter(
             category

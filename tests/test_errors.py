@@ -22,7 +22,7 @@ def test_each_failure_has_its_exit_code_and_its_sentence(kind):
 def test_the_order_of_exit_codes_is_that_of_the_design():
     order = [130, 2, 4, 3, 1, 5, 0]
     for place, code in enumerate(order):
-        assert strongest({ExitCode(each) for each in order[place:]}) == code
+        assert strongest({ExitCode(member) for member in order[place:]}) == code
 
 
 def test_no_exit_code_is_good():
@@ -30,6 +30,6 @@ def test_no_exit_code_is_good():
 
 
 def test_no_cause_gives_orders_to_the_terminal():
-    assert AllranksError("It broke.", why="\x1b[2J\x9bm \x1b[31mred\x1b[0m").told == (
+    assert AllranksError("It broke.", why="\x1b[2J\x9bm \x1b[31mred\x1b[0m").terminal_text == (
         "allranks: error: It broke.\n  �m \x1b[31mred\x1b[0m"
     )

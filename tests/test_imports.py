@@ -16,7 +16,7 @@ MODULES = {
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The modules of allranks that a file imports, wherever it does."""
+    """The modules of allranks that a file imports, including local imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("allranks"):
             for alias in node.names:
@@ -42,7 +42,7 @@ LAYERS = (
 
 
 def package(module: str) -> str:
-    """The folder below ``allranks`` that a module is in; the module itself if it is in none."""
+    """The folder below ``allranks`` of a module, or the module itself."""
     return module.split(".")[1] if "." in module else ""
 
 
@@ -64,9 +64,9 @@ AGENT = {
     "launch": {"", "diagnose", "gangs", "rank"},
     "collect": {"", "diagnose", "gangs", "rank", "launch"},
 }
-"""What each folder of the agent may import; the supervisor nothing that runs tested code."""
+"""The allowed imports of each folder of the agent; the supervisor imports nothing that runs tested code."""
 ENTRIES = {"allranks.agent.__main__", "allranks.agent.plugin"}
-"""Where Python and pytest enter the agent."""
+"""The entry points of the agent for Python and pytest."""
 
 
 def test_imports_between_folders_of_the_agent_point_one_way():
@@ -118,14 +118,14 @@ def test_the_part_of_a_plug_in_for_jobs_needs_nothing_but_the_agent_and_the_prot
 
 
 def test_the_package_of_a_plug_in_imports_nothing():
-    """A job imports it with the part that runs there."""
+    """A job imports it with the plug-in's part."""
     packages = [path for module, path in MODULES.items() if package(module) == "plugins" and module.count(".") <= 2]
     assert len(packages) > 1 or not (SOURCE / "allranks/plugins").exists()
     assert {other for path in packages for other in imported(path)} == set()
 
 
 def test_the_core_does_not_name_what_repeats_tests():
-    """The folder can be deleted: the core knows it by the list of plug-ins, and nox by its file."""
+    """The folder can be deleted: only the list of plug-ins and nox.py mention it."""
     core = {module: path for module, path in MODULES.items() if package(module) != "plugins"}
     named = {module for module, path in core.items() if "stress" in path.read_text().lower()}
     assert named == {"allranks.plugin_manager", "allranks.nox"}
@@ -139,7 +139,7 @@ def test_one_package_alone_imports_junitparser_and_one_command_imports_that():
         if isinstance(node, ast.Import) and any(alias.name.startswith("junitparser") for alias in node.names)
     }
     assert {package(name) for name in importers} == {"junit"}
-    users = {name for name, path in MODULES.items() if any("allranks.junit" in each for each in imported(path))}
+    users = {name for name, path in MODULES.items() if any("allranks.junit" in module for module in imported(path))}
     assert {name for name in users if package(name) != "junit"} <= {"allranks.plugins.history.show"}
     assert not any("junit" in name for name in _NEEDED)
 
@@ -156,7 +156,7 @@ for module in sys.argv[1:]:
 def test_what_an_orchestrator_imports_needs_neither_pytest_nor_torch():
     folders = ("cli", "plugins", "engines", "images", "matrix", "report", "runner")
     apart = "allranks.runner.coverage_script"  # a program of another interpreter
-    modules = [each for each in MODULES if package(each) in folders and each not in (apart, *IN_JOBS)]
+    modules = [module for module in MODULES if package(module) in folders and module not in (apart, *IN_JOBS)]
     assert len(modules) > 80
     subprocess.run([sys.executable, "-c", WITHOUT, *modules], check=True, timeout=60)
 

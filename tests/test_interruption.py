@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from allranks.interruption import RunInterrupted, deaf, interruptible, put_off, uninterrupted
+from allranks.interruption import RunInterrupted, block_signals, defer_signal, ignore_signals, interruptible
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -31,9 +31,9 @@ def ignored(number):
 
 
 def test_an_ignored_signal_stays_ignored(ignored):
-    with interruptible(), uninterrupted():
+    with interruptible(), block_signals():
         signal.raise_signal(ignored)
-    with interruptible(), deaf(), interruptible():
+    with interruptible(), ignore_signals(), interruptible():
         signal.raise_signal(ignored)
     assert signal.getsignal(ignored) is signal.SIG_IGN
 
@@ -138,7 +138,7 @@ def test_what_else_is_dropped_goes_to_the_hook_of_before(monkeypatch):
     hook = sys.unraisablehook
     with interruptible():
         Finalized()
-    assert [each.exc_type for each in dropped] == [ZeroDivisionError]
+    assert [error.exc_type for error in dropped] == [ZeroDivisionError]
     assert sys.unraisablehook is hook
 
 
@@ -152,7 +152,7 @@ def test_handlers_are_as_before_afterwards():
 
 def test_an_interrupt_waits_until_things_are_put_away():
     def put_away():
-        with interruptible(), uninterrupted():
+        with interruptible(), block_signals():
             signal.raise_signal(signal.SIGINT)
             done.append(True)
 
@@ -164,7 +164,7 @@ def test_an_interrupt_waits_until_things_are_put_away():
 
 @pytest.fixture
 def idle_thread():
-    """A thread that holds no signal back, as a library may start one."""
+    """A thread that does not block signals, as a library may start one."""
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
@@ -174,13 +174,13 @@ def idle_thread():
 
 
 def put_away_under(send):
-    """What was done when a signal, sent while it was held back, ended the block."""
+    """The actions before a signal that was sent while it was blocked ended the context."""
     done = []
 
     def put_away():
-        with interruptible(), uninterrupted():
+        with interruptible(), block_signals():
             send()
-            time.sleep(0.1)  # here Python runs the handler of what any thread was told
+            time.sleep(0.1)  # Python runs the handlers of signals to any thread here
             done.append(True)
 
     with pytest.raises(KeyboardInterrupt):
@@ -199,23 +199,23 @@ def test_an_interrupt_to_the_process_waits_whoever_takes_it(number):
 
 def test_what_was_held_back_before_is_held_back_after_it(number):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-    with uninterrupted():
+    with block_signals():
         pass
     assert number in signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_a_signal_that_is_not_held_back_is_not_put_off(number):
-    assert not put_off(number)
+    assert not defer_signal(number)
 
 
 def test_a_signal_that_is_held_back_is_put_off_until_it_no_longer_is(number):
-    told = []
-    before = signal.signal(number, lambda *_: told.append(number))
+    received = []
+    before = signal.signal(number, lambda *_: received.append(number))
     try:
-        with uninterrupted():
-            assert put_off(number)
-            assert told == []
-        assert told == [number]
+        with block_signals():
+            assert defer_signal(number)
+            assert received == []
+        assert received == [number]
     finally:
         signal.signal(number, before)
 

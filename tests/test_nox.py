@@ -1,4 +1,4 @@
-"""nox itself, started in a scratch repository that has a matrix file and a noxfile of three lines."""
+"""nox in a scratch repository with a matrix file and a noxfile of three lines."""
 
 import json
 import os
@@ -46,7 +46,7 @@ with Path(os.environ["CALLS"]).open("a") as file:
     file.write(json.dumps(call) + "\\n")
 sys.exit(int(os.environ.get("EXIT_CODE", "0")))
 """
-"""In the place of ``python -m allranks``."""
+"""Replaces ``python -m allranks``."""
 
 RECORDING_NOXFILE = """
 import sys
@@ -82,7 +82,7 @@ def nox(repository, monkeypatch):
 
 @pytest.fixture
 def calls(repository, tmp_path, monkeypatch):
-    """Have the sessions call a recorder; what it was called with, so far."""
+    """Replace the command of the sessions by a recorder; return its calls."""
     recorder = tmp_path / "recorder" / "allranks"
     recorder.mkdir(parents=True)
     (recorder / "__init__.py").touch()
@@ -229,7 +229,7 @@ def test_a_run_that_fails_fails_the_session(nox, calls, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "There is no matrix file."),
         ("[matrix", "matrix.toml"),
@@ -237,14 +237,14 @@ def test_a_run_that_fails_fails_the_session(nox, calls, monkeypatch):
     ],
     ids=["missing", "no TOML", "unknown backend"],
 )
-def test_a_broken_matrix_file_is_a_message_and_exit_code_2(nox, repository, text, said):
+def test_a_broken_matrix_file_is_a_message_and_exit_code_2(nox, repository, text, message):
     (repository / "matrix.toml").unlink()
     if text is not None:
         (repository / "matrix.toml").write_text(text)
     done = nox("--list")
     assert done.returncode == 2
     assert "allranks: error: " in done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 
@@ -285,7 +285,7 @@ torch = "2.13.0"
 
 
 def test_thousands_of_cells_are_listed_within_seconds(nox, repository):
-    """Each with a session of its own, nox would take longer than a person waits."""
+    """With a session for each cell, nox would take too long."""
     (repository / "matrix.toml").write_text(LARGE.format(sizes=", ".join(map(str, range(1, 2001)))))
     began = time.monotonic()
     done = nox("--list")

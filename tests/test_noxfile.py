@@ -1,4 +1,4 @@
-"""The sessions of this repository: their environments are made once and used again."""
+"""The environments of this repository's sessions are created once and reused."""
 
 import importlib.util
 from pathlib import Path
@@ -23,15 +23,15 @@ def noxfile(monkeypatch):
 
 
 class Session:
-    """A session of nox whose environment is a folder, and whose pip only writes down what it is asked for."""
+    """A nox session whose environment is a folder, and whose pip records its arguments."""
 
     def __init__(self, folder):
         self.folder = folder
-        self.asked = []
+        self.installed = []
         self.virtualenv = SimpleNamespace(location=str(folder), create=folder.mkdir)
 
     def install(self, *arguments):
-        self.asked.append(arguments)
+        self.installed.append(arguments)
         (self.folder / arguments[-1]).touch()
 
 
@@ -45,7 +45,7 @@ def session(tmp_path):
 def test_an_environment_is_used_again_without_pip(noxfile, session):
     for _ in range(2):
         noxfile._install(session, "pytest", apart=["coverage"])
-    assert session.asked == [
+    assert session.installed == [
         ("-e", ".", "pytest"),
         ("--no-deps", "--target", str(session.folder / "plugins"), "coverage"),
     ]
@@ -54,7 +54,7 @@ def test_an_environment_is_used_again_without_pip(noxfile, session):
 def test_another_content_has_an_environment_of_its_own(noxfile, session):
     noxfile._install(session, "pytest")
     noxfile._install(session, "hypothesis")
-    assert session.asked == [("-e", ".", "pytest"), ("-e", ".", "hypothesis")]
+    assert session.installed == [("-e", ".", "pytest"), ("-e", ".", "hypothesis")]
     assert sorted(path.name for path in session.folder.iterdir()) == ["hypothesis", "installed.json"]
 
 
@@ -64,7 +64,7 @@ def test_another_project_file_has_an_environment_of_its_own(noxfile, session, tm
         (tmp_path / name).write_text("changed")
     monkeypatch.chdir(tmp_path)
     noxfile._install(session, "pytest")
-    assert len(session.asked) == 2
+    assert len(session.installed) == 2
 
 
 def test_an_interrupted_installation_is_done_again(noxfile, session, monkeypatch):
@@ -74,4 +74,4 @@ def test_an_interrupted_installation_is_done_again(noxfile, session, monkeypatch
     monkeypatch.undo()
     monkeypatch.chdir(ROOT)
     noxfile._install(session, "pytest")
-    assert session.asked == [("-e", ".", "pytest")]
+    assert session.installed == [("-e", ".", "pytest")]

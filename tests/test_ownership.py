@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from allranks import ownership
 from allranks.errors import UsageError
 from allranks.ownership import (
-    alone,
-    forget_dead_runs,
+    exclusive_lock,
     host_id,
     image_lock,
     is_dead,
@@ -24,7 +23,8 @@ from allranks.ownership import (
     lock_folder,
     open_lock,
     own_run,
-    shared,
+    remove_dead_locks,
+    shared_lock,
 )
 
 OWNER = """
@@ -145,7 +145,7 @@ def test_files_of_killed_owners_are_forgotten_and_those_of_the_living_are_not(st
     owner.kill()
     owner.wait()
     with own_run("alive"):
-        forget_dead_runs()
+        remove_dead_locks()
         assert [path.name for path in locks.iterdir()] == ["run-alive"]
         assert not is_dead("alive")
 
@@ -159,7 +159,7 @@ def test_an_owner_that_ends_removes_no_file_but_its_own(locks):
 
 def test_forgetting_survives_a_file_that_goes_at_that_moment(locks, monkeypatch):
     monkeypatch.setattr(Path, "glob", lambda *_: iter([locks / "run-gone"]))
-    forget_dead_runs()
+    remove_dead_locks()
     assert list(locks.iterdir()) == []
 
 
@@ -221,19 +221,19 @@ def test_no_two_jobs_have_one_lock(jobs):
 @pytest.mark.usefixtures("locks")
 def test_a_lock_that_somebody_shares_nobody_holds_alone():
     lock = image_lock("allranks/cpu:1")
-    with shared(lock), shared(lock):
+    with shared_lock(lock), shared_lock(lock):
         assert is_held(lock)
-        with alone(lock) as is_mine:
+        with exclusive_lock(lock) as is_mine:
             assert not is_mine
         assert is_held(lock)
 
 
 def test_a_lock_that_nobody_shares_is_held_alone_and_leaves_no_file(locks):
     lock = image_lock("allranks/cpu:1")
-    with alone(lock) as is_mine:
+    with exclusive_lock(lock) as is_mine:
         assert is_mine
         assert is_held(lock)
-        with alone(lock) as is_also_mine:
+        with exclusive_lock(lock) as is_also_mine:
             assert not is_also_mine
     assert not is_held(lock)
     assert list(locks.iterdir()) == []
@@ -242,10 +242,10 @@ def test_a_lock_that_nobody_shares_is_held_alone_and_leaves_no_file(locks):
 def test_who_shares_waits_for_who_holds_alone(locks):
     lock = image_lock("allranks/cpu:1")
     program = (
-        "import sys; from pathlib import Path; from allranks.ownership import shared\n"
-        "print('asks', flush=True)\nwith shared(Path(sys.argv[1])): print('has', flush=True)"
+        "import sys; from pathlib import Path; from allranks.ownership import shared_lock\n"
+        "print('asks', flush=True)\nwith shared_lock(Path(sys.argv[1])): print('has', flush=True)"
     )
-    with alone(lock):
+    with exclusive_lock(lock):
         process = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE)
         assert process.stdout.readline() == b"asks\n"
         assert process.poll() is None
@@ -270,7 +270,7 @@ def test_a_lock_file_of_another_user_is_opened_without_making_it(tmp_path, monke
 
 
 def test_opening_a_lock_survives_its_removal_at_any_moment(tmp_path, monkeypatch):
-    """Two processes open, one of them removes: neither of the two steps may end in an error."""
+    """A process removes the file while another opens it, and neither may fail."""
     real = os.open
     path = tmp_path / "lock"
     moves = iter([path.touch, path.unlink])
@@ -335,7 +335,7 @@ def test_who_looks_for_locks_in_another_folder_has_another_name(monkeypatch, tmp
 
 
 def test_machines_of_one_disk_image_have_different_names(monkeypatch, tmp_path):
-    """They share /etc/machine-id, and each has a process namespace of the same number; a boot has its own id."""
+    """They share /etc/machine-id and the number of the pid namespace, but not the boot id."""
     before = host_id()
     boot = tmp_path / "boot_id"
     boot.write_text("another\n")

@@ -1,4 +1,4 @@
-"""What a package index shows, and what an installed wheel can name."""
+"""The metadata on a package index, and the files of a wheel."""
 
 import re
 import sys

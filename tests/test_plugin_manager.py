@@ -1,4 +1,4 @@
-"""Plug-ins: allranks' own, those of other packages, and what is wrong with them."""
+"""Plug-ins of allranks and of other packages, and their errors."""
 
 import importlib
 import importlib.metadata
@@ -30,11 +30,11 @@ class Greeting(CommandOptions):
     name: str = option("NAME", "whom", "a name", nargs="?", default="world")
 
 
-def plugin_with(name, said):
+def plugin_with(name, line):
     """A plug-in with one command, which prints a line."""
 
     def run(options):
-        print(said, options.name)
+        print(line, options.name)
         return ExitCode.OK
 
     sys.modules[f"greeting_{name}"] = SimpleNamespace(Options=Greeting, run=run)
@@ -57,7 +57,7 @@ def test_all_own_plug_ins_are_registered():
 
 @pytest.mark.skipif(not FOLDERS, reason="there are no plug-ins")
 def test_a_folder_that_a_deleted_plug_in_has_left_is_none(tmp_path, monkeypatch):
-    """Python takes a folder with nothing but bytecode for a package."""
+    """Python imports a folder with only bytecode as a package."""
     (tmp_path / "gone" / "__pycache__").mkdir(parents=True)
     monkeypatch.setattr(plugin_manager, "OWN", ("gone", *OWN))
     plugins = importlib.import_module("allranks.plugins")
@@ -84,8 +84,8 @@ def test_a_second_command_of_a_name_is_refused(other, name, owner, capsys):
     other("lsf", lambda: plugin_with(name, "hello"))
     assert cli.main(["--help"]) == ExitCode.INFRASTRUCTURE
     err = capsys.readouterr().err
-    assert f"The plug-in lsf adds the command {name}, which is already there." in err
-    assert f"It is of {owner}." in err
+    assert f"The plug-in lsf adds the command {name}, which already exists." in err
+    assert f"It belongs to {owner}." in err
 
 
 @pytest.mark.parametrize("found", [3, "greet", ("greet", "say hello"), None, {"name": "greet"}])
@@ -95,9 +95,9 @@ def test_what_is_no_command_is_one_error_that_names_its_plug_in(other, capsys, m
     hook = implements(lambda: [found])
     other("lsf", lambda: SimpleNamespace(allranks_commands=hook))
     assert cli.main(["--help"]) == ExitCode.INFRASTRUCTURE
-    told = capsys.readouterr()
-    assert "The plug-in lsf adds something that is not a command." in told.out + told.err
-    assert "Traceback" not in told.err
+    printed = capsys.readouterr()
+    assert "The plug-in lsf adds an invalid command." in printed.out + printed.err
+    assert "Traceback" not in printed.err
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_options_that_are_no_dataclass_are_one_error_that_names_the_plug_in(othe
     hook = implements(lambda: returned)
     other("lsf", lambda: SimpleNamespace(allranks_options=hook))
     assert cli.main(["report"]) == ExitCode.INFRASTRUCTURE
-    assert "The plug-in lsf adds something that is not a dataclass of options." in capsys.readouterr().err
+    assert "The plug-in lsf adds options that are not a dataclass." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["--policy", "--json", "-q", "--cell-in-classname", "--help"])
@@ -165,11 +165,11 @@ class Moon(SectionMaker):
         self.tests += len(suite.tests)
 
     def section(self, merged):
-        told = f"{self.tests} tests & their moon"
+        headline = f"{self.tests} tests & their moon"
         row = f"{merged.counts.tests} <of> them"
         return Section(
             title="The moon",
-            headline=told,
+            headline=headline,
             object={"tests": self.tests},
             lines=(row,),
             markdown=("- *all* of them",),
@@ -180,18 +180,18 @@ class Moon(SectionMaker):
 
 @pytest.fixture
 def moon(other):
-    """``moon(problem)``: a plug-in adds a section to each report."""
+    """``moon(problem)``: register a plug-in that adds a section to each report."""
 
     def add(problem=""):
-        asked = []
+        calls = []
 
         @implements
         def allranks_sections(options, matrix):
-            asked.append((type(options).__module__, matrix))
+            calls.append((type(options).__module__, matrix))
             return [Moon(problem)]
 
         other("moon", lambda: SimpleNamespace(allranks_sections=allranks_sections))
-        return asked
+        return calls
 
     return add
 
@@ -205,18 +205,18 @@ def ranks(tmp_path):
 
 
 def test_a_plug_in_gets_the_values_of_its_options(other, ranks, allranks):
-    plugin, asked = with_option("--moon"), []
-    plugin.allranks_sections = implements(lambda options: asked.append(options.added[plugin.kind].moon) or ())
+    plugin, calls = with_option("--moon"), []
+    plugin.allranks_sections = implements(lambda options: calls.append(options.added[plugin.kind].moon) or ())
     other("lsf", lambda: plugin)
     allranks("report", str(ranks), "--moon")
     allranks("report", str(ranks))
-    assert asked == [True, False]
+    assert calls == [True, False]
 
 
 def test_a_section_of_a_plug_in_is_in_every_form_of_the_report(moon, ranks, allranks):
-    asked = moon()
+    calls = moon()
     code, out, _ = allranks("report", str(ranks))
-    assert (code, asked) == (0, [("allranks.cli.report", None)])
+    assert (code, calls) == (0, [("allranks.cli.report", None)])
     assert "\n\nThe moon: 1 tests & their moon.\n1 <of> them\n" in out
     assert "\n\n### The moon: 1 tests & their moon\n\n- *all* of them\n" in (ranks / "summary.md").read_text()
     page = (ranks / "report.html").read_text()
@@ -232,20 +232,20 @@ def test_a_section_with_a_problem_is_a_note_and_is_not_shown(moon, ranks, allran
     assert code == 0
     assert "The moon is new.\n" in out
     assert "their moon" not in out + (ranks / "summary.md").read_text() + (ranks / "report.html").read_text()
-    told = json.loads((ranks / "report.json").read_text())
-    assert (told["moon"], told["notes"]) == ({"tests": 1}, ["The moon is new."])
+    report = json.loads((ranks / "report.json").read_text())
+    assert (report["moon"], report["notes"]) == ({"tests": 1}, ["The moon is new."])
 
 
 def test_a_run_asks_for_sections_with_its_matrix(moon, allranks, runs, repository):
-    asked = moon()
+    calls = moon()
     assert allranks("run")[0] == 0
     [(_, options)] = runs
     assert isinstance(options.sections[-1], Moon)
-    assert [(name, matrix.path) for name, matrix in asked] == [("allranks.cli.run", repository / "matrix.toml")]
+    assert [(name, matrix.path) for name, matrix in calls] == [("allranks.cli.run", repository / "matrix.toml")]
 
 
 def named(name):
-    """A maker of a section with this name."""
+    """A section maker with this name."""
     return type("Other", (Moon,), {"name": name})()
 
 
@@ -255,8 +255,8 @@ def test_a_second_section_of_a_name_is_refused_before_anything_is_merged(other, 
         other(plugin, lambda hook=hook: SimpleNamespace(allranks_sections=hook))
     code, _, err = allranks("report", str(ranks))
     assert code == ExitCode.INFRASTRUCTURE
-    assert "The plug-in tides adds the section moon, which is already there." in err
-    assert "It is of the plug-in moon." in err
+    assert "The plug-in tides adds the section moon, which already exists." in err
+    assert "It belongs to the plug-in moon." in err
     assert not (ranks / "report.json").exists()
 
 
@@ -267,8 +267,8 @@ def test_a_section_with_a_name_of_the_report_is_refused_before_anything_runs(oth
     for command in (("report", str(ranks)), ("run",)):
         code, _, err = allranks(*command)
         assert code == ExitCode.INFRASTRUCTURE
-        assert f"The plug-in moon adds the section {name}, which is already there." in err
-        assert "It is of allranks." in err
+        assert f"The plug-in moon adds the section {name}, which already exists." in err
+        assert "It belongs to allranks." in err
     assert (runs, (ranks / "report.json").exists()) == ([], False)
 
 
@@ -280,7 +280,7 @@ def test_a_section_without_a_usable_name_is_refused(other, maker, ranks, allrank
     other("moon", lambda: SimpleNamespace(allranks_sections=hook))
     code, _, err = allranks("report", str(ranks))
     assert code == ExitCode.INFRASTRUCTURE
-    assert "The plug-in moon adds a section without a usable name." in err
+    assert "The plug-in moon adds a section without a valid name." in err
     assert "Traceback" not in err
 
 
@@ -316,14 +316,14 @@ HOOKS = {
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.usefixtures("ranks", "runs")
 def test_a_hook_that_raises_is_one_error_that_names_its_plug_in(other, hook, raised, capsys, tmp_path):
-    error, told = raised
+    error, message = raised
     other("lsf", lambda: failing(hook, error))
     command, *rest = HOOKS[hook]
-    code = cli.main([command, *(str(tmp_path / each) for each in rest)])
+    code = cli.main([command, *(str(tmp_path / name) for name in rest)])
     err = capsys.readouterr().err
     assert code == ExitCode.INFRASTRUCTURE
     assert f"The plug-in lsf failed in its hook {hook}." in err
-    assert f"  {told}.\n" in err
+    assert f"  {message}.\n" in err
     assert "Traceback" not in err
     assert "bug in allranks" not in err
 
@@ -333,7 +333,7 @@ def test_a_hook_that_raises_is_one_error_that_names_its_plug_in(other, hook, rai
 def test_an_error_that_a_hook_raises_on_purpose_is_told_as_it_is(other, hook, capsys, tmp_path):
     other("lsf", lambda: failing(hook, UsageError("The moon is new.", remedy="Wait for two weeks.")))
     command, *rest = HOOKS[hook]
-    assert cli.main([command, *(str(tmp_path / each) for each in rest)]) == ExitCode.USAGE
+    assert cli.main([command, *(str(tmp_path / name) for name in rest)]) == ExitCode.USAGE
     assert "error: The moon is new.\n  Wait for two weeks.\n" in capsys.readouterr().err
 
 
@@ -343,7 +343,7 @@ def test_an_error_that_a_hook_raises_on_purpose_is_told_as_it_is(other, hook, ca
 def test_a_hook_that_returns_no_list_is_one_error_that_names_its_plug_in(other, hook, returned, capsys, tmp_path):
     other("lsf", lambda: SimpleNamespace(**{hook: implements(lambda: returned)}))
     command, *rest = HOOKS[hook]
-    assert cli.main([command, *(str(tmp_path / each) for each in rest)]) == ExitCode.INFRASTRUCTURE
+    assert cli.main([command, *(str(tmp_path / name) for name in rest)]) == ExitCode.INFRASTRUCTURE
     assert f"The plug-in lsf failed in its hook {hook}." in capsys.readouterr().err
 
 

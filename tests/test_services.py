@@ -1,4 +1,4 @@
-"""Services that tests need: their markers decide which session runs a test, and `nox -s tests` has no service."""
+"""The markers of services, which decide the session of a test."""
 
 import os
 import subprocess
@@ -78,29 +78,29 @@ def run(tmp_path):
 
 
 def test_a_test_whose_service_is_missing_is_skipped_and_names_it(run):
-    code, told = run()
-    assert "1 passed, 1 skipped" in told
-    assert "needs zsh: there is no zsh on the PATH" in told
-    assert "zsh:           1 skipped" in told
+    code, output = run()
+    assert "1 passed, 1 skipped" in output
+    assert "needs zsh: there is no zsh on the PATH" in output
+    assert "zsh:           1 skipped" in output
     assert code == 0
 
 
 def test_a_test_whose_service_is_missing_fails_where_it_is_required(run):
-    code, told = run(ALLRANKS_REQUIRE="docker zsh")
-    assert "1 passed, 1 error" in told
-    assert "needs zsh: there is no zsh on the PATH" in told
+    code, output = run(ALLRANKS_REQUIRE="docker zsh")
+    assert "1 passed, 1 error" in output
+    assert "needs zsh: there is no zsh on the PATH" in output
     assert code == 1
 
 
 def test_a_requirement_that_is_no_service_is_a_usage_error(run):
-    code, told = run(ALLRANKS_REQUIRE="docker podman")
-    assert "ALLRANKS_REQUIRE names podman, which is no service. Services: docker, " in told
-    assert "Traceback" not in told
+    code, output = run(ALLRANKS_REQUIRE="docker podman")
+    assert "ALLRANKS_REQUIRE names podman, which is no service. Services: docker, " in output
+    assert "Traceback" not in output
     assert code == 4
 
 
 @pytest.mark.parametrize(("which", "name"), [("integration", "test_a_shell"), ("not integration", "test_anything")])
 def test_the_marker_of_a_service_makes_an_integration_test(run, which, name):
-    code, told = run("-m", which, "--collect-only", "-q")
-    assert [line.partition("::")[2] for line in told.splitlines() if "::" in line] == [name]
+    code, output = run("-m", which, "--collect-only", "-q")
+    assert [line.partition("::")[2] for line in output.splitlines() if "::" in line] == [name]
     assert code == 0

@@ -1,4 +1,4 @@
-"""scripts/slurm-cluster: its nodes are apart as machines are, come and go alone, and leave nothing."""
+"""scripts/slurm-cluster: its nodes are isolated, start and stop separately, and leave nothing."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ getent hosts n1
 
 
 def processes_of(cluster):
-    """The processes that carry the cluster's folder in their environment; its daemons and jobs all do."""
+    """The cluster's daemons and jobs, which have its folder in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

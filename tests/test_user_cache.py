@@ -1,4 +1,4 @@
-"""The user's cache stays below its limit, and nothing goes that a run uses."""
+"""The user's cache stays below its limit, and entries in use are kept."""
 
 import os
 import subprocess
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from allranks import user_cache
 from allranks.errors import EnvironmentBuildError
-from allranks.user_cache import cache_limit, forget_unused, make_room, prune_cache, to_forget, use
+from allranks.user_cache import cache_limit, free_space, mark_used, prune_cache, remove_unused, to_remove
 
 KIB = 1 << 10
 
 
 @pytest.fixture
 def add(tmp_path):
-    """Adds entries, each used later than the one before."""
+    """Adds entries, each used after the previous one."""
     names = []
 
     def add(name, kib=100):
@@ -52,7 +52,7 @@ def names(folder):
 def test_what_was_not_used_for_longest_goes_and_the_newest_stays(add, tmp_path, limit, left):
     for name in "abcd":
         add(name)
-    make_room(tmp_path, limit * KIB, print)
+    free_space(tmp_path, limit * KIB, print)
     assert names(tmp_path) == left
 
 
@@ -60,23 +60,23 @@ def test_one_large_entry_does_not_take_smaller_and_newer_ones_with_it(add, tmp_p
     add("large", 1000)
     add("small")
     add("new")
-    make_room(tmp_path, 300 * KIB, print)
+    free_space(tmp_path, 300 * KIB, print)
     assert names(tmp_path) == ["new", "small"]
 
 
 def test_a_large_new_entry_does_not_take_what_fits_beside_it_again(add, tmp_path):
     for name, kib in (("old", 50), ("older", 900), ("new", 100)):
         add(name, kib)
-    make_room(tmp_path, 200 * KIB, print)
+    free_space(tmp_path, 200 * KIB, print)
     assert names(tmp_path) == ["new", "old"]
 
 
 HOLD = """
 import sys
 from pathlib import Path
-from allranks.user_cache import use
+from allranks.user_cache import mark_used
 
-use(Path(sys.argv[1]))
+mark_used(Path(sys.argv[1]))
 print("used", flush=True)
 sys.stdin.read()
 """
@@ -105,21 +105,21 @@ def test_an_entry_that_another_run_uses_stays_as_long_as_that_runs(add, tmp_path
     add("new")
     runs = [other_run(old), other_run(old)]
     os.utime(old, (1, 1))
-    make_room(tmp_path, 0, print)
+    free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new", "old"]
     for number, run in enumerate(runs):
         assert (number, names(tmp_path)) == (number, ["new", "old"])
         run.communicate()
-        make_room(tmp_path, 0, print)
+        free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new"]
 
 
 def test_an_entry_that_this_process_uses_stays(add, tmp_path):
     old = add("old")
     add("new")
-    use(old)
+    mark_used(old)
     os.utime(old, (1, 1))
-    make_room(tmp_path, 0, print)
+    free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new", "old"]
 
 
@@ -141,40 +141,40 @@ def test_what_was_not_used_for_a_month_goes_from_each_kind_of_entries(monkeypatc
 def test_an_old_entry_that_another_run_uses_stays(add, tmp_path, other_run):
     other_run(add("a"))
     os.utime(tmp_path / "a", (1, 1))
-    assert forget_unused(tmp_path) == []
+    assert remove_unused(tmp_path) == []
     assert names(tmp_path) == ["a"]
 
 
 def test_use_makes_an_entry_the_newest(add, tmp_path):
     first, _ = add("first"), add("second")
-    use(first)
-    assert to_forget(tmp_path, 150 * KIB) == [tmp_path / "second"]
+    mark_used(first)
+    assert to_remove(tmp_path, 150 * KIB) == [tmp_path / "second"]
 
 
 def test_a_second_use_costs_no_second_descriptor(add):
     entry = add("entry")
-    use(entry)
+    mark_used(entry)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    use(entry)
+    mark_used(entry)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_what_is_removed_is_said(add, tmp_path):
     add("old")
     add("new")
-    said = []
-    make_room(tmp_path, 0, said.append)
-    assert said == [f"removing {tmp_path / 'old'}, the least recently used"]
+    lines = []
+    free_space(tmp_path, 0, lines.append)
+    assert lines == [f"removing {tmp_path / 'old'}, the least recently used"]
 
 
 def test_what_another_run_is_just_filling_stays(add, tmp_path):
     partial = add("partial-x")
     os.utime(partial)
     add("new")
-    make_room(tmp_path, 0, print)
+    free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new", "partial-x"]
     os.utime(partial, (1, 1))
-    make_room(tmp_path, 0, print)
+    free_space(tmp_path, 0, print)
     assert names(tmp_path) == ["new"]
 
 
@@ -186,7 +186,7 @@ def test_a_cache_that_nobody_may_write_is_used_as_it_is(add, monkeypatch):
 
     monkeypatch.setattr(user_cache.os, "open", refuse)
     monkeypatch.setattr(user_cache.os, "utime", refuse)
-    use(entry)
+    mark_used(entry)
 
 
 def test_links_are_neither_followed_nor_counted(add, tmp_path):
@@ -197,9 +197,9 @@ def test_links_are_neither_followed_nor_counted(add, tmp_path):
     entry = add("entry")
     (entry / "link").symlink_to(elsewhere)
     add("new")
-    make_room(tmp_path, 250 * KIB, print)
+    free_space(tmp_path, 250 * KIB, print)
     assert names(tmp_path) == ["entry", "link", "new"]
-    make_room(tmp_path, 0, print)
+    free_space(tmp_path, 0, print)
     assert (elsewhere / "file").exists()
 
 

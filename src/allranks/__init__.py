@@ -1,6 +1,6 @@
-"""allranks: distributed PyTorch test suites over a matrix, every rank accounted for.
+"""Runs distributed PyTorch test suites on every rank of a matrix, and reports the outcome of every rank.
 
-PYTEST_DONT_REWRITE: pytest would warn that this package, which has an entry point, is imported before pytest in a job.
+PYTEST_DONT_REWRITE: in a job, pytest would warn that this package, which has an entry point, was already imported.
 """
 
 __version__ = "0.1.0"

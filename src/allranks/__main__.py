@@ -1,4 +1,4 @@
-"""``python -m allranks`` and the command ``allranks``: Ctrl-C may come even while they import."""
+"""The entry point of ``python -m allranks`` and the command ``allranks``, which handles Ctrl-C even during imports."""
 
 import io
 import os
@@ -10,8 +10,8 @@ from allranks.interruption import interruptible
 
 
 def main() -> int:
-    """Run the command that this process's arguments name, and return its exit code."""
-    _settle_output()
+    """Run the command line of this process, and return its exit code."""
+    _protect_streams()
     try:
         with interruptible(to_the_end=True):
             from allranks.cli import main as cli  # noqa: PLC0415 - not before interrupts are handled
@@ -23,34 +23,34 @@ def main() -> int:
 
 
 class _Lossy(io.FileIO):
-    """A stream that drops what it cannot write: its disk may be full, and results do not depend on console output."""
+    """A stream that ignores failed writes, as to a full disk: results do not depend on console output."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - any bytes-like object
-        """Write, and report success even if the write failed."""
+        """Write, and ignore errors."""
         with suppress(OSError):
             return super().write(data)
         return len(data)
 
 
-def _settle_output() -> None:
-    """Keep standard streams from ending a command; open /dev/null for closed ones before a file takes their number."""
+def _protect_streams() -> None:
+    """Ignore failed writes to standard streams, and open /dev/null for closed ones, before a file gets their number."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            if nothing != descriptor:
-                os.dup2(nothing, descriptor)
-                os.close(nothing)
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
         stream = getattr(sys, name)
         if name != "stdin" and (stream is None or stream is getattr(sys, f"__{name}__")):
             setattr(sys, name, _lossy(descriptor, stream))
 
 
 def _lossy(descriptor: int, stream: io.TextIOWrapper | None) -> io.TextIOWrapper:
-    """A copy of a stream that drops what it cannot write."""
+    """A copy of a stream that ignores failed writes."""
     raw = _Lossy(descriptor, "w", closefd=False)
-    if stream is None or not isinstance(stream.buffer, io.BufferedWriter):  # with python -u, too
+    if stream is None or not isinstance(stream.buffer, io.BufferedWriter):  # the latter with python -u
         return io.TextIOWrapper(raw, errors="backslashreplace", write_through=True)
     return io.TextIOWrapper(
         io.BufferedWriter(raw), stream.encoding, errors="backslashreplace", line_buffering=stream.line_buffering

@@ -1,4 +1,4 @@
-"""Colors of a terminal: NO_COLOR turns them off, FORCE_COLOR on in pipes, too, and NO_COLOR wins."""
+"""Colors in the terminal: NO_COLOR disables them, and FORCE_COLOR enables them even in pipes."""
 
 import os
 from typing import Final, Literal, TextIO
@@ -8,11 +8,11 @@ Color = Literal["red", "green", "yellow"]
 _CODES: Final = {"red": "\x1b[1;31m", "green": "\x1b[1;32m", "yellow": "\x1b[1;33m"}
 
 CANNOT_MOVE: Final = frozenset({"", "dumb", "unknown"})
-"""Values of ``TERM`` for a terminal that cannot move its cursor, and shows no colors."""
+"""Values of ``TERM`` for terminals without cursor movement and colors."""
 
 
 def painted(text: str, color: Color, stream: TextIO) -> str:
-    """The text in a color, if the stream shows colors."""
+    """Color a text, if the stream supports it."""
     is_terminal = stream.isatty() and os.environ.get("TERM", "") not in CANNOT_MOVE
     if os.environ.get("NO_COLOR") or not (os.environ.get("FORCE_COLOR") or is_terminal):
         return text

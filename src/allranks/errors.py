@@ -1,7 +1,7 @@
-"""One class per way to fail, each with its exit code and its remedy.
+"""One exception class for each kind of failure, with its exit code.
 
-Every error has three sentences: what happened, why, and what to do next. The command line prints
-these and nothing else; ``--debug`` adds the traceback.
+Every error has three parts: what happened, why, and what to do. The command line prints only these; ``--debug`` adds
+the traceback.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from allranks.protocol.xml_text import for_terminal
 
 
 class ExitCode(IntEnum):
-    """The exit codes of all commands: :data:`MEANING` has their meaning, :data:`PRECEDENCE` orders them."""
+    """The exit codes of all commands; see :data:`MEANING` and :data:`PRECEDENCE`."""
 
     OK = 0
     TESTS_FAILED = 1
@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
 
 
 MEANING: Mapping[ExitCode, str] = {
-    ExitCode.OK: "all verdicts are good",
+    ExitCode.OK: "all tests passed",
     ExitCode.TESTS_FAILED: "tests failed",
     ExitCode.USAGE: "the request or the matrix file is wrong",
     ExitCode.UNACCOUNTED: "a cell or rank is unaccounted for",
@@ -33,7 +33,7 @@ MEANING: Mapping[ExitCode, str] = {
     ExitCode.NOTHING_RAN: "nothing ran: no test executed",
     ExitCode.INTERRUPTED: "interrupted",
 }
-"""The exit codes in words, as a run prints them at its end."""
+"""The meaning of each exit code, which a run prints at its end."""
 
 PRECEDENCE = (
     ExitCode.INTERRUPTED,
@@ -44,21 +44,21 @@ PRECEDENCE = (
     ExitCode.NOTHING_RAN,
     ExitCode.OK,
 )
-"""The exit codes, highest precedence first."""
+"""The exit codes, the highest precedence first."""
 
 
 def strongest(codes: set[ExitCode]) -> ExitCode:
-    """The exit code of highest precedence among these; :attr:`ExitCode.OK` if there are none."""
+    """The exit code with the highest precedence; :attr:`ExitCode.OK` for no codes."""
     return next((code for code in PRECEDENCE if code in codes), ExitCode.OK)
 
 
 class AllranksError(Exception):
-    """A failure that the user can act on.
+    """An error with a remedy for the user.
 
     Args:
-        what: What happened, in one sentence.
-        why: The cause, as far as it is known, in one sentence.
-        remedy: What to do next, in one sentence.
+        what: What happened, as a sentence.
+        why: The cause, if it is known, as a sentence.
+        remedy: What to do, as a sentence.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.INFRASTRUCTURE
@@ -71,45 +71,45 @@ class AllranksError(Exception):
 
     @property
     def text(self) -> str:
-        """The sentences, one per line."""
+        """The parts, one per line."""
         return "\n".join(line for line in (self.what, self.why, self.remedy) if line)
 
     @property
-    def told(self) -> str:
-        """The sentences as they are printed on standard error."""
+    def terminal_text(self) -> str:
+        """The parts as printed on standard error."""
         first, *rest = self.text.splitlines()
         return for_terminal("\n".join([f"allranks: error: {first}", *(f"  {line}" for line in rest)]))
 
 
 def as_bug(error: Exception) -> AllranksError:
-    """An exception that nothing expects, as an error like any other."""
+    """Convert an unexpected exception into an error."""
     return AllranksError(
         f"allranks crashed: {type(error).__name__}: {error}",
         why="This is a bug in allranks.",
-        remedy="Please report it, with the output of the same command under `allranks --debug`.",
+        remedy="Please report it, with the output of the same command with `allranks --debug`.",
     )
 
 
 def described(error: BaseException) -> str:
-    """The type of an exception and the first line of its text, for a sentence."""
+    """The type of an exception and the first line of its message."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 class UsageError(AllranksError):
-    """The command line asks for something that does not exist."""
+    """The command line is invalid, or selects something that does not exist."""
 
     exit_code = ExitCode.USAGE
 
 
 class MatrixError(AllranksError):
-    """matrix.toml (or ``[tool.allranks]``) cannot be used as it is."""
+    """matrix.toml (or ``[tool.allranks]``) is invalid."""
 
     exit_code = ExitCode.USAGE
 
 
 class EngineError(AllranksError):
-    """The engine could not run a job: no daemon, a refused container, a lost connection."""
+    """The engine could not run a job: no daemon, a rejected container, a lost connection."""
 
 
 class EngineAbsentError(EngineError):
@@ -117,7 +117,7 @@ class EngineAbsentError(EngineError):
 
 
 class EngineDeniedError(EngineError):
-    """The engine is there, and this user may not use it: ``auto`` then takes no other one."""
+    """This user may not use the engine; ``auto`` then does not choose another one."""
 
 
 class PluginError(AllranksError):
@@ -133,7 +133,7 @@ class ImageError(AllranksError):
 
 
 class SourceChangedError(ImageError):
-    """The user's project changed during a build, so the result matches neither version of its source."""
+    """The user's project changed during a build."""
 
 
 class EnvironmentBuildError(AllranksError):
@@ -145,12 +145,12 @@ class ResultsError(AllranksError):
 
 
 LONGEST_SHOWN = 60
-"""Characters of a value that a message quotes; more would bury the sentence."""
+"""The maximum length of a value in a message."""
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: written as in the file, and never long."""
-    if isinstance(value, int) and value.bit_length() > 192:  # Python refuses to write a huge number in decimal digits
+    """Format a value for a message, in TOML's syntax, and shortened."""
+    if isinstance(value, int) and value.bit_length() > 192:  # Python does not convert huge numbers to decimal digits
         return "a number of more than 57 digits"
     if isinstance(value, dict):
         return "a table"
@@ -161,21 +161,21 @@ def shown(value: object) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
-    """Values separated by commas, cut after the first twelve."""
+    """Format values for a message, separated by commas; only the first twelve are included."""
     texts = [shown(value) for value in values]
     rest = f" and {len(texts) - 12} more" if len(texts) > 12 else ""
     return ", ".join(texts[:12]) + rest
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun."""
+    """Format a number with its noun."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known word closest to ``word``, regardless of case; None if none is close.
+    """The known word most similar to `word`, regardless of case; None if the similarity is below `cutoff`.
 
-    The two must be as alike as ``cutoff``, from 0 to 1 (see :func:`difflib.get_close_matches`).
+    The cutoff is a number from 0 to 1; see :func:`difflib.get_close_matches`.
     """
     by_lower_case = {name.lower(): name for name in known}
     close = get_close_matches(word[:LONGEST_SHOWN].lower(), by_lower_case, n=1, cutoff=cutoff)
@@ -183,7 +183,7 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """One sentence that suggests the closest known value, or lists all of them if none is close."""
+    """A sentence that suggests the most similar known value, or lists them if none is similar."""
     values = list(known)
     if not values:
         return "There is none."

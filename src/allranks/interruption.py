@@ -1,4 +1,4 @@
-"""Ctrl-C, TERM and HUP: the first one ends the run in good order, further ones change nothing.
+"""Handles SIGINT, SIGTERM and SIGHUP: the first one ends the run with an orderly clean-up, later ones are ignored.
 
 A signal that is ignored when the program starts stays ignored: HUP under ``nohup``, Ctrl-C in a shell's background job.
 """
@@ -18,7 +18,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 PATIENCE: Final = 0.25
-"""Seconds that a wait may take between two calls of :func:`check`."""
+"""The maximum number of seconds between two calls of :func:`check` in a wait."""
 
 _CHECK: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: None)
 
@@ -26,15 +26,14 @@ _CHECK: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: Non
 class RunInterrupted(KeyboardInterrupt):
     """One of the signals has arrived.
 
-    It is a subclass because a plain :class:`KeyboardInterrupt` that passes through ``exec``, as it does while a module
-    with dataclasses is imported, makes CPython end the process by SIGINT, whatever exit code the process asks for
-    afterwards (``run_eval_code_obj`` in pythonrun.c).
+    A plain :class:`KeyboardInterrupt` that passes through ``exec``, as during the import of a module with dataclasses,
+    makes CPython end the process with SIGINT, regardless of its exit code (``run_eval_code_obj`` in pythonrun.c).
     """
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Block the signals until the context ends, so that clean-up runs to completion."""
+def block_signals() -> Iterator[None]:
+    """Block the signals in this thread until the context ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -45,16 +44,16 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
-    """Turn the first of the signals into :class:`RunInterrupted`, and ignore the rest during clean-up.
+    """Raise :class:`RunInterrupted` for the first signal, and ignore the others during clean-up.
 
-    Python drops an exception raised in a finalizer or a weak reference's callback: the signal is then sent again.
+    Python drops an exception in a finalizer or in the callback of a weak reference: then the signal is sent again.
 
     Args:
-        to_the_end: Nothing follows in this process: a signal that comes after it must not change the exit code.
+        to_the_end: The process ends after this context, so a later signal must not change the exit code.
     """
 
-    def interrupt(told: int, _frame: FrameType | None) -> None:
-        if put_off(told):
+    def interrupt(received: int, _frame: FrameType | None) -> None:
+        if defer_signal(received):
             return
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -69,7 +68,7 @@ def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
         threading.Thread(target=send_again, daemon=True).start()
 
     def send_again() -> None:
-        while _is_in(repeat):  # what is raised there is dropped, too
+        while _is_in(repeat):  # which would drop the exception, too
             time.sleep(0.005)
         os.kill(os.getpid(), next(iter(before)))
 
@@ -86,27 +85,27 @@ def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
 
 def _is_in(function: Callable[..., object]) -> bool:
     """Whether the main thread is in a call of a function."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - public, but for its name
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented
     while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame is not None
 
 
-def put_off(number: int) -> bool:
-    """For a handler: return True if this thread blocks the signal, which is then pending again until it is unblocked.
+def defer_signal(number: int) -> bool:
+    """In a handler: if this thread blocks the signal, make it pending again and return True.
 
-    Signals are sent to a process: while the main thread blocks one, any other thread may take it, even a library's,
-    and Python still runs the handler in the main thread.
+    While the main thread blocks a signal, another thread may receive it, but Python runs the handler in the main
+    thread.
     """
-    is_held_back = number in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    if is_held_back:
+    is_blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    if is_blocked:
         signal.raise_signal(number)  # to this thread
-    return is_held_back
+    return is_blocked
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
-    """Ignore the signals: how the command ends is settled, and only its last acts are left."""
+def ignore_signals() -> Iterator[None]:
+    """Ignore the signals, when the result of the command is final and it only has to clean up."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
     try:
         yield
@@ -116,15 +115,15 @@ def deaf() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise the reason why the work of this thread has to end, if there is one: see :func:`checked_by`."""
+    """Raise an exception if the work of this thread must end; see :func:`checked_by`."""
     _CHECK.get()()
 
 
 @contextmanager
 def checked_by(reason: Callable[[], None]) -> Iterator[None]:
-    """Have :func:`check` call a function as well, which raises why the work in this block has to end.
+    """Make :func:`check` in this context call a function that raises an exception if the work must end.
 
-    Signals reach only the main thread; work in any other one ends at its next check.
+    Signals only interrupt the main thread; work in other threads ends at its next check.
     """
     outer = _CHECK.get()
 
@@ -141,7 +140,7 @@ def checked_by(reason: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float, late: Exception) -> Iterator[None]:
-    """Have :func:`check` raise `late` in this block once its time is over."""
+    """Make :func:`check` in this context raise `late` after a number of seconds."""
     deadline = time.monotonic() + seconds
 
     def check_time() -> None:

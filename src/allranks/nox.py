@@ -1,4 +1,4 @@
-"""The nox sessions of any repository that has a matrix file: three lines in its noxfile.
+"""Registers the nox sessions of a repository with a matrix file.
 
 ::
 
@@ -6,9 +6,9 @@
 
     register()
 
-nox finds a session by its exact name or exact signature, so there is one parametrized session ``dist`` with every cell,
-and one plain session for every proper prefix of the axes: ``dist(backend='nccl', world_size=4)`` runs the cells under
-it in one run with one report. This module needs only the standard library, nox and packaging.
+nox finds a session by its exact name or signature. There is a parametrized session ``dist`` for every cell, and a plain
+session for every prefix of the axes: ``dist(backend='nccl', world_size=4)`` runs its cells in one run with one report.
+This module only needs the standard library, nox and packaging.
 """
 
 import importlib.metadata
@@ -30,10 +30,10 @@ from allranks.runner.results_folder import INVOCATION_VARIABLE, RUN_ID_VARIABLE,
 from allranks.user_cache import cache_folder
 
 MOST_CELLS = 5000
-"""The most cells that get a session each; nox spends a millisecond on each, whichever session it runs."""
+"""The most cells with a session for each; nox takes a millisecond per session, whichever it runs."""
 
-_COUNTED = {"world_size": "rank", "gpu_count": "GPU", "nodes": "node"}
-"""What the axes with numbers count."""
+_NOUNS = {"world_size": "rank", "gpu_count": "GPU", "nodes": "node"}
+"""The nouns for the values of axes with numbers."""
 
 
 def register(folder: str | os.PathLike[str] = ".") -> None:
@@ -42,50 +42,50 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
     Args:
         folder: The folder with ``matrix.toml``, or with a ``pyproject.toml`` that has ``[tool.allranks]``.
     """
-    # Set once for all sessions of this nox process, including those of `nox -j`: together they are one run.
+    # All sessions of this nox process, including those of `nox -j`, are one run.
     os.environ.setdefault(RUN_ID_VARIABLE, new_run_id())
     os.environ.setdefault(INVOCATION_VARIABLE, new_invocation_id())
     try:
         expansion = load(Path(folder))
     except AllranksError as error:
-        _refuse(error)
+        _exit(error)
     cells = expansion.cells
-    of_matrix = f"--matrix={expansion.matrix.path}"
+    matrix_option = f"--matrix={expansion.matrix.path}"
     listed: set[tuple[Cell, ...]] = set()
     if len(cells) <= MOST_CELLS:
-        _register_cells(cells, of_matrix)
+        _register_cells(cells, matrix_option)
         listed = {(cell,) for cell in cells}
     else:
-        _register_plain("dist", f"the whole matrix: {counted(len(cells), 'cell')}", of_matrix)
+        _register_plain("dist", f"the whole matrix: {counted(len(cells), 'cell')}", matrix_option)
     for prefix in prefixes(cells):
-        # Each signature can be run, but a list has no second name for the same cells.
+        # Every signature can be run, but `nox --list` does not list a second one for the same cells.
         if not (_is_list() and prefix.cells in listed):
-            _register_plain(prefix.signature, _described(prefix), _where(prefix.values), of_matrix)
+            _register_plain(prefix.signature, _described(prefix), _where(prefix.values), matrix_option)
         listed.add(prefix.cells)
     if (Path(__file__).parent / "plugins" / "stress" / "hooks.py").is_file():
-        _register_stress(of_matrix)
+        _register_stress(matrix_option)
 
 
-def _refuse(error: AllranksError) -> NoReturn:
-    """End nox with the error's own text; nox would print a traceback of the noxfile instead."""
-    print(error.told, file=sys.stderr)
+def _exit(error: AllranksError) -> NoReturn:
+    """Exit nox with the message of an error instead of a traceback of the noxfile."""
+    print(error.terminal_text, file=sys.stderr)
     raise SystemExit(int(error.exit_code)) from None
 
 
-def _register_cells(cells: Sequence[Cell], of_matrix: str) -> None:
+def _register_cells(cells: Sequence[Cell], matrix_option: str) -> None:
     axes = signature_axes(cells)
     points = [nox.param(*(getattr(cell, axis) for axis in axes), tags=_tags(cell)) for cell in cells]
 
-    # `nox --list --json` lists only what plain `nox` would run; listing runs nothing.
+    # `nox --list --json` only lists default sessions.
     @nox.session(name="dist", default=_is_list("--json"), venv_backend="none")
     @nox.parametrize(list(axes), points)
     def dist(session: nox.Session, **values: Any) -> None:  # noqa: ANN401 - nox passes each axis by name
-        """Run one cell; what follows -- goes to pytest."""
-        _run(session, _where(values), of_matrix)
+        """Run one cell; arguments after -- are for pytest."""
+        _run(session, _where(values), matrix_option)
 
 
 def _is_list(*others: str) -> bool:
-    """True if nox was called to list its sessions, with these other options."""
+    """Whether nox was called to list its sessions, with these other options."""
     own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
     return not {"--list", "-l", "--list-sessions"}.isdisjoint(own) and {*others}.issubset(own)
 
@@ -104,19 +104,19 @@ def _register_plain(name: str, description: str, *selection: str) -> None:
 
 
 def _described(prefix: Prefix) -> str:
-    """The cells of a prefix, in words: ``gloo, 2 ranks: 3 cells``."""
+    """The description of a session: ``gloo, 2 ranks: 3 cells``."""
     words = (
-        counted(value, _COUNTED[axis]) if isinstance(value, int) else f"{'torch ' if axis == 'torch' else ''}{value}"
+        counted(value, _NOUNS[axis]) if isinstance(value, int) else f"{'torch ' if axis == 'torch' else ''}{value}"
         for axis, value in prefix.values.items()
     )
     return f"{', '.join(words)}: {counted(len(prefix.cells), 'cell')}"
 
 
-def _register_stress(of_matrix: str) -> None:
+def _register_stress(matrix_option: str) -> None:
     @nox.session(name="stress", default=False, venv_backend="none")
     def stress(session: nox.Session) -> None:
-        """Repeat tests; what follows -- goes to `allranks stress`."""
-        _call(session, "stress", of_matrix, *session.posargs)
+        """Repeat tests; arguments after -- are for `allranks stress`."""
+        _call(session, "stress", matrix_option, *session.posargs)
 
 
 def _where(values: Any) -> str:  # noqa: ANN401 - a mapping of axes
@@ -129,12 +129,12 @@ def _run(session: nox.Session, *selection: str) -> None:
 
 
 def _call(session: nox.Session, *arguments: str) -> None:
-    """Run a command of allranks, in an interpreter that has what it needs."""
+    """Run a command of allranks, in an interpreter with its dependencies."""
     try:
         python, environment = orchestrator()
     except AllranksError as error:
         session.error(error.text.rstrip("."))  # nox adds a period
-    # No timeouts: allranks removes its containers and processes by itself, which takes a few seconds.
+    # Without timeouts, since allranks needs a few seconds to remove its containers and processes.
     session.run(
         python,
         *("-m", "allranks", *arguments),
@@ -146,7 +146,7 @@ def _call(session: nox.Session, *arguments: str) -> None:
 
 
 def split_suites(posargs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments after ``--`` into each ``--suite NAME``, which is for the run, and the rest for pytest."""
+    """Split the arguments after ``--`` into the options ``--suite NAME`` of the run, and the arguments of pytest."""
     suites: list[str] = []
     rest: list[str] = []
     arguments = iter(posargs)
@@ -160,10 +160,9 @@ def split_suites(posargs: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def orchestrator() -> tuple[str, dict[str, str]]:
-    """Return an interpreter with the dependencies of a run, and the variables it needs to import this same allranks.
+    """Return an interpreter with the dependencies of a run, and the environment variables to import this allranks.
 
-    If allranks is installed with its dependencies, that is the running interpreter; otherwise an environment is
-    created on first use.
+    If allranks is installed, that is the running interpreter; otherwise, an environment is created on first use.
     """
     if _is_installed():
         return sys.executable, {}

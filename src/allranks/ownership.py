@@ -1,8 +1,8 @@
-"""Ownership of running jobs on this host: live owners, told apart from dead ones.
+"""Tracks which processes own running jobs on this host, and whether they are alive.
 
-The owner of a run holds a lock (flock(2)) on the run's file for as long as it lives; the kernel releases
-it when the process ends, however it ends. A suspended owner still holds it. Several processes may own a run together,
-but no two of them one of its jobs: each job is a byte of the same file, locked by its owner (``F_OFD_SETLK``).
+The owner of a run locks (flock(2)) the run's file. The kernel releases the lock when the process ends for any reason,
+but not while it is suspended. Several processes may own a run together, but only one of them owns each job: a job is a
+byte of the same file, locked by its owner (``F_OFD_SETLK``).
 """
 
 import fcntl
@@ -20,38 +20,38 @@ from urllib.parse import quote
 from allranks.errors import UsageError
 
 RUN_VARIABLE = "ALLRANKS_JOB_OF_RUN"
-"""Environment variable that every process of a run carries."""
+"""The environment variable with the run of a process."""
 
 HOST_VARIABLE = "ALLRANKS_JOB_OF_HOST"
-"""Environment variable of processes on this host: the :func:`host_id` of their run's owner."""
+"""The environment variable with the :func:`host_id` of the owner of a process on this host."""
 
 HOST_LABEL = "allranks.host"
 LOCKS_LABEL = "allranks.locks"
-"""Label with the :func:`locks_place` of the folder in which an object's run is locked."""
+"""The label with the :func:`locks_id` of an object's owner."""
 
 RUN_LABEL = "allranks.run"
 GPUS_LABEL = "allranks.gpus"
 
 
 def host_id() -> str:
-    """The place from which an owner's lock is visible: this machine, its boot, and the name spaces of this process.
+    """An id of the machine, its boot, and the namespaces of this process, joined by periods.
 
-    A lock is visible only to processes with the same folder of locks: in another mount namespace (unshare(1), a
-    container of a CI runner, another host of a shared daemon) a live owner looks dead. So the id has these three
-    parts, joined by full stops, and objects with another id are left alone; see :func:`is_of_earlier_boot`.
+    Processes with another id (after unshare(1), in a container of a CI runner, on another host of a shared daemon) have
+    another lock folder, so a live owner would look dead to them. They do not remove objects with another id, except by
+    :func:`is_of_earlier_boot`.
     """
     folder = lock_folder().stat()
-    spaces = f"{process_namespace(Path('/proc/self'))} {folder.st_dev}:{folder.st_ino}"
+    namespaces = f"{process_namespace(Path('/proc/self'))} {folder.st_dev}:{folder.st_ino}"
     machine = _text_of(Path("/etc/machine-id"), _BOOT_ID)
-    # Digests reveal nothing about their texts.
-    return ".".join(_digest(part).hex()[:16] for part in (machine, _text_of(_BOOT_ID), spaces))
+    # Hashed, since other hosts can read them.
+    return ".".join(_digest(part).hex()[:16] for part in (machine, _text_of(_BOOT_ID), namespaces))
 
 
-def locks_place() -> str:
-    """The identity of this process's folder of locks: whoever has the same one sees the same locks, in any container.
+def locks_id() -> str:
+    """An id of the lock folder: processes with the same id can check the same locks, even in different containers.
 
-    No two mounted file systems of one boot share a device number. A number is used again only after the file system is
-    gone, and its owners with it.
+    Device numbers are unique among the mounted file systems of a boot, and are only reused when a file system is
+    unmounted, so that its owners are dead.
     """
     folder = lock_folder().stat()
     text = f"{_text_of(_BOOT_ID)} {folder.st_dev}:{folder.st_ino}"
@@ -64,27 +64,27 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
-def is_of_earlier_boot(host: str, made: float) -> bool:
-    """True if an owner's object is older than this boot of its host, so that the owner is dead wherever it was.
+def is_of_earlier_boot(host: str, created: float) -> bool:
+    """Whether an object is older than this boot of its host, so that its owner is certainly dead.
 
-    Two machines may have one id (a cloned disk), so an object made since this boot may belong to the other machine.
+    Two machines may have the same id (a cloned disk), so a newer object may belong to the other machine.
 
     Args:
         host: The owner's :func:`host_id`.
-        made: When the object was made, in seconds since the epoch.
+        created: When the object was created, in seconds since the epoch.
     """
     machine, _, rest = host.partition(".")
     boot, _, _ = rest.partition(".")
     own_machine, own_boot, _ = host_id().split(".")
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return machine == own_machine and bool(boot) and boot != own_boot and made < booted
+    return machine == own_machine and bool(boot) and boot != own_boot and created < booted
 
 
 def process_namespace(process: Path) -> Path:
-    """The process namespace of a process, given its folder in ``/proc`` (pid_namespaces(7)).
+    """The pid namespace of a process, given its folder in ``/proc``.
 
     Raises:
-        OSError: It has ended, or this user may not look at it.
+        OSError: It has ended, or this user may not inspect it.
     """
     return (process / "ns" / "pid").readlink()
 
@@ -93,7 +93,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def _text_of(*paths: Path) -> str:
-    """The text of the first of these files that has any; else the host's name."""
+    """The text of the first file that is not empty, or else the host's name."""
     for path in paths:
         try:
             text = path.read_text(encoding="ascii").strip()
@@ -105,17 +105,17 @@ def _text_of(*paths: Path) -> str:
 
 
 LOCKS_VARIABLE = "ALLRANKS_LOCKS"
-"""Environment variable that names another folder of locks than the host's."""
+"""The environment variable for another lock folder."""
 
 
 def lock_folder() -> Path:
-    """The host's one folder of locks, shared by all its users; or the one that :data:`LOCKS_VARIABLE` names.
+    """The lock folder of the host, which all users share, or that of :data:`LOCKS_VARIABLE`.
 
-    Users and sessions that share GPUs must use the same one: it depends neither on TMPDIR nor on what this user may
-    write. Runs with different folders leave each other alone (see :func:`host_id`), and may use one GPU at a time.
+    Users that share GPUs must have the same folder, so it depends neither on TMPDIR nor on permissions. Runs with
+    different folders do not clean up each other's objects, and could use the same GPU.
     """
-    if own := os.environ.get(LOCKS_VARIABLE):
-        return _own_folder(Path(own).absolute())
+    if configured := os.environ.get(LOCKS_VARIABLE):
+        return _configured_folder(Path(configured).absolute())
     shared = Path("/run/lock")
     base = shared if shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH else Path("/tmp")  # noqa: S108
     folder = base / "allranks"
@@ -125,23 +125,23 @@ def lock_folder() -> Path:
     return folder
 
 
-def _own_folder(folder: Path) -> Path:
+def _configured_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        trouble = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
+        problem = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
     except OSError as error:
-        trouble = str(error)
-    if trouble:
-        msg = f"The folder of locks cannot be used: {LOCKS_VARIABLE}={folder}."
-        raise UsageError(msg, why=trouble, remedy=f"Name another folder, or unset {LOCKS_VARIABLE}.")
+        problem = str(error)
+    if problem:
+        msg = f"The lock folder cannot be used: {LOCKS_VARIABLE}={folder}."
+        raise UsageError(msg, why=problem, remedy=f"Use another folder, or unset {LOCKS_VARIABLE}.")
     return folder
 
 
 def open_lock(path: Path | str) -> int:
-    """A descriptor of a lock file that any user of the host may lock.
+    """Open or create a lock file that any user of the host may lock.
 
-    Linux refuses to open another user's file in a folder like this one with ``O_CREAT`` alone, even for root
-    (``fs.protected_regular``), so opening and creating are two steps.
+    In a sticky folder, Linux does not open another user's file with ``O_CREAT``, even for root
+    (``fs.protected_regular``), so opening and creating are separate steps.
     """
     while True:
         with suppress(FileNotFoundError):
@@ -158,8 +158,8 @@ def _run_lock(run_id: str) -> Path:
 
 @contextmanager
 def own_run(run_id: str) -> Iterator["OwnedRun"]:
-    """Own a run for as long as the context lasts; several processes may own one run together."""
-    with shared(_run_lock(run_id)) as descriptor:
+    """Own a run during the context; several processes may own a run together."""
+    with shared_lock(_run_lock(run_id)) as descriptor:
         yield OwnedRun(run_id, descriptor)
 
 
@@ -169,13 +169,13 @@ _JOB_LOCK = struct.Struct("hhqqi0q")
 
 @dataclass(frozen=True)
 class OwnedRun:
-    """A run that this process owns, perhaps with others."""
+    """A run that this process owns, possibly together with others."""
 
     run_id: str
-    descriptor: int  # its file, which is not removed while the run is owned, so all owners lock bytes of the same one
+    descriptor: int  # its lock file, which is not removed while the run has owners
 
     def try_own(self, job_id: str) -> bool:
-        """Own a job as long as the run; False if another process owns it."""
+        """Own a job until the context of the run ends; return False if another process owns it."""
         try:
             self._lock(job_id, fcntl.F_OFD_SETLK, fcntl.F_WRLCK)
         except BlockingIOError:
@@ -183,7 +183,7 @@ class OwnedRun:
         return True
 
     def disown(self, job_id: str) -> None:
-        """Let other processes own a job."""
+        """Release a job."""
         self._lock(job_id, fcntl.F_OFD_SETLK, fcntl.F_UNLCK)
 
     def wait_for(self, job_id: str) -> None:
@@ -192,17 +192,13 @@ class OwnedRun:
         self.disown(job_id)
 
     def _lock(self, job_id: str, operation: int, kind: int) -> None:
-        place = int.from_bytes(_digest(job_id)[:7], "big")  # the byte need not exist
-        fcntl.fcntl(self.descriptor, operation, _JOB_LOCK.pack(kind, os.SEEK_SET, place, 1, 0))
+        offset = int.from_bytes(_digest(job_id)[:7], "big")  # may be beyond the end of the file
+        fcntl.fcntl(self.descriptor, operation, _JOB_LOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
 
 
 @contextmanager
-def shared(path: Path) -> Iterator[int]:
-    """Hold the lock of a file together with others, once no process holds it alone; the last one removes the file.
-
-    Yields:
-        A descriptor of the file.
-    """
+def shared_lock(path: Path) -> Iterator[int]:
+    """Wait for a shared lock on a file, and yield the file's descriptor; the last holder removes the file."""
     descriptor = _locked(path, fcntl.LOCK_SH)
     try:
         yield descriptor
@@ -212,8 +208,8 @@ def shared(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file alone; False, and no lock, if another process holds it."""
+def exclusive_lock(path: Path) -> Iterator[bool]:
+    """Try to get an exclusive lock on a file; yield False if another process has a lock."""
     try:
         descriptor = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -227,10 +223,10 @@ def alone(path: Path) -> Iterator[bool]:
 
 
 def _locked(path: Path, operation: int) -> int:
-    """A lock on the file that `path` names now: a last owner may just have removed the one we opened.
+    """Lock a file; if its last holder removed it meanwhile, lock the new file at the same path.
 
     Raises:
-        BlockingIOError: Another process holds it, and the operation does not wait.
+        BlockingIOError: Another process has a lock, and the operation does not wait.
     """
     while True:
         descriptor = open_lock(path)
@@ -245,28 +241,28 @@ def _locked(path: Path, operation: int) -> int:
 
 
 def _remove_if_last(path: Path, descriptor: int) -> None:
-    """Remove a lock file unless another process holds it: only a process that holds it alone may remove it."""
+    """Remove a lock file if no other process has a lock on it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
     if is_at(path, descriptor):
-        with suppress(PermissionError):  # another user has made it; later processes can lock it all the same
+        with suppress(PermissionError):  # another user created it; it can still be locked
             path.unlink()
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Whether an open file is the one that a path names now: another process may have removed or replaced it."""
+    """Whether an open file is still at a path: another process may have removed or replaced it."""
     try:
         return path.stat().st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:
         return False
 
 
-def forget_dead_runs() -> None:
-    """Remove the files of runs whose owners were killed."""
+def remove_dead_locks() -> None:
+    """Remove the lock files of runs whose owners were killed."""
     for path in lock_folder().glob("run-*"):
-        # Files that are gone by now, or another user's, are ignored.
+        # Ignore files that have been removed, and those of other users.
         with suppress(FileNotFoundError, PermissionError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -276,12 +272,12 @@ def forget_dead_runs() -> None:
 
 
 def is_dead(run_id: str) -> bool:
-    """Whether no process of this host owns the run any more."""
+    """Whether no process of this host owns the run."""
     return not is_held(_run_lock(run_id))
 
 
 def is_held(path: Path) -> bool:
-    """Whether any process of this host holds the lock of a file, which need not exist."""
+    """Whether a process of this host has a lock on a file, which may not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -296,23 +292,23 @@ def is_held(path: Path) -> bool:
 
 
 def image_lock(reference: str) -> Path:
-    """The lock of an image, or of a layer of one: shared by all that need it, held alone for its removal."""
+    """The lock of an image or a layer: shared while it is used, exclusive for its removal."""
     return lock_folder() / f"image-{quote(reference, safe='')}"
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner of a process or a folder, as it is written on it."""
+    """The owner of a process or a folder."""
 
     run_id: str
-    host: str  # the owner's :func:`host_id`; empty if it is unknown
+    host: str  # the owner's :func:`host_id`; empty if unknown
 
     @property
     def is_here(self) -> bool:
-        """Whether its lock is visible from here: else whether it lives is unknown."""
+        """Whether its lock can be checked from here."""
         return self.host == host_id()
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is certain to be dead."""
+        """Whether it is certainly dead."""
         return self.is_here and is_dead(self.run_id)

@@ -1,10 +1,9 @@
-"""Plug-ins, and the hooks by which they extend allranks.
+"""Loads plug-ins, and declares the hooks that extend allranks.
 
-A plug-in is a module with functions named like the methods of :class:`Hooks`, each marked with :data:`implements`.
-The engines of the core (:mod:`allranks.engines.hooks`) are registered first. allranks' own plug-ins are the modules
-``allranks.plugins.NAME.hooks``; a missing one is left out. Other packages add theirs by the entry point
-``allranks.plugins``. pluggy, pytest's library for hooks, calls them. What runs inside jobs has no pluggy: see
-:mod:`allranks.agent.job_plugins`.
+A plug-in is a module with functions named like the methods of :class:`Hooks`, which are marked with :data:`implements`.
+The engines of the core (:mod:`allranks.engines.hooks`) are registered first, then allranks' own plug-ins
+(``allranks.plugins.NAME.hooks``), if they are installed, then those of other packages (entry point
+``allranks.plugins``). Plug-ins inside jobs work without pluggy; see :mod:`allranks.agent.job_plugins`.
 """
 
 import importlib
@@ -29,16 +28,16 @@ OWN: Final = ("slurm", "stress", "history", "conformance", "github")
 """The names of allranks' own plug-ins."""
 
 GROUP: Final = "allranks.plugins"
-"""The package of allranks' own plug-ins, and the group of the entry points of others."""
+"""The package of allranks' own plug-ins, and the entry point group of others."""
 
 CAN_FAIL: Final[Mapping[ExitCode, str]] = {
-    ExitCode.OK: "done, and there is no problem",
+    ExitCode.OK: "done without problems",
     **{code: MEANING[code] for code in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED)},
 }
 """The exit codes of a command that runs no tests."""
 
 JUDGES: Final = MEANING
-"""The exit codes of a command that judges tests."""
+"""The exit codes of a command that reports test results."""
 
 _REPAIR: Final = "Repair or remove the package that adds it."
 
@@ -55,26 +54,26 @@ class Command(NamedTuple):
 
     name: str
     # Imported on first use. It has `Options`, a subclass of CommandOptions of :mod:`allranks.cli.parser`, and a
-    # function `run` that takes one and returns an exit code.
+    # function `run` that takes such options and returns an exit code.
     module: str
-    codes: Mapping[ExitCode, str]  # those that its help lists, with their meaning
-    meaning: str  # what it does, for the list of commands
+    codes: Mapping[ExitCode, str]  # the exit codes in its help, with their meaning
+    meaning: str  # its description in the list of commands
 
 
 class Hooks:
-    """What a plug-in can implement. An implementation may leave out parameters that it does not need."""
+    """The hooks of a plug-in. An implementation may leave out parameters that it does not need."""
 
     @_hook
     def allranks_commands(self) -> Sequence[Command]:
-        """Commands to add to ``allranks``; a name that is already there is refused."""
+        """Commands to add to ``allranks``. An existing name is an error."""
         raise NotImplementedError
 
     @_hook
     def allranks_options(self, command: str) -> type | None:
         """A dataclass of options to add to a command; None for other commands.
 
-        Each field is made by :func:`allranks.cli.parser.option`; an option that is already there is refused. The
-        command's ``options.added`` has the values, by this dataclass.
+        Its fields are created by :func:`allranks.cli.parser.option`. An existing option is an error. The command's
+        ``options.added`` has the values, by this dataclass.
 
         Args:
             command: ``run``, ``report``, or the command of a plug-in that runs tests.
@@ -83,19 +82,19 @@ class Hooks:
 
     @_hook
     def allranks_sections(self, options: Any, matrix: "Matrix | None") -> "Sequence[SectionMaker]":  # noqa: ANN401
-        """Sections to add to the report that a command is about to make.
+        """Sections to add to the report of a command.
 
         Args:
             options: The options of the command, of its own dataclass.
-            matrix: The matrix of the run; None if the command reports results that are there already.
+            matrix: The matrix of the run; None if the command reports existing results.
         """
         raise NotImplementedError
 
     @_hook
     def allranks_engines(self) -> Mapping[str, str]:
-        """Engines: by its name, the class of each, as in ``package.module:Class``, which is imported on first use.
+        """Engines to add: the names, and the classes as ``package.module:Class``, which are imported on first use.
 
-        The class is a subclass of :class:`allranks.engines.base.Engine`. A name that is already there is refused.
+        The classes are subclasses of :class:`allranks.engines.base.Engine`. An existing name is an error.
         """
         raise NotImplementedError
 
@@ -107,14 +106,14 @@ class Hooks:
         options: Any,  # noqa: ANN401
         run_here: Callable[[Any], ExitCode],
     ) -> ExitCode | None:
-        """Do a run that an option of the plug-in asks for; None for any other run.
+        """Execute a run instead of the core, if an option of the plug-in requests that; None for other runs.
 
         Args:
             expansion: The matrix and its cells.
             results: The folder of all runs.
             options: The options of ``allranks run``, of its dataclass.
-            run_here: Does the run in this process, on an :class:`~allranks.engines.base.Engine`, or on None: that which
-                the options ask for.
+            run_here: Executes the run in this process, on an :class:`~allranks.engines.base.Engine`, or with None on
+                the engine of the options.
         """
         raise NotImplementedError
 
@@ -129,7 +128,7 @@ class Hooks:
 
 
 def own_plugins() -> pluggy.PluginManager:
-    """The engines of the core, and allranks' own plug-ins that are there."""
+    """The engines of the core, and the installed plug-ins of allranks itself."""
     manager = pluggy.PluginManager("allranks")
     manager.add_hookspecs(Hooks)
     manager.register(importlib.import_module("allranks.engines.hooks"), "allranks")
@@ -142,7 +141,7 @@ def own_plugins() -> pluggy.PluginManager:
 @cache
 def load_plugins() -> pluggy.PluginManager:
     """Import all plug-ins."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - its import takes as long as argparse and pluggy
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow to import
 
     manager = own_plugins()
     for point in entry_points(group=GROUP):
@@ -161,25 +160,27 @@ def added_commands(own: Iterable[Command]) -> list[Command]:
     for name, found_commands in _results(list, "allranks_commands"):
         for command in found_commands:
             if not isinstance(command, Command):
-                msg = f"The plug-in {name} adds something that is not a command."
+                msg = f"The plug-in {name} adds an invalid command."
                 raise PluginError(
                     msg,
                     why=f"Its hook allranks_commands returned {shown(command)}, which is not a Command.",
                     remedy=_REPAIR,
                 )
-            _refuse_second("command", command.name, name, found)
+            _check_unique("command", command.name, name, found)
             added.append(command)
     return added
 
 
 def added_options(command: str) -> list[type]:
-    """The dataclasses of options that plug-ins add to a command: see :meth:`Hooks.allranks_options`."""
+    """The dataclasses of options that plug-ins add to a command."""
     added: list[type] = []
-    for name, kind in _results(_as_it_is, "allranks_options", command=command):
-        if kind is not None and not (isinstance(kind, type) and is_dataclass(kind)):
-            msg = f"The plug-in {name} adds something that is not a dataclass of options."
-            raise PluginError(msg, why=f"Its hook allranks_options returned {shown(kind)}.", remedy=_REPAIR)
-        added += [] if kind is None else [kind]
+    for name, options in _results(_unchanged, "allranks_options", command=command):
+        if options is None:
+            continue
+        if not (isinstance(options, type) and is_dataclass(options)):
+            msg = f"The plug-in {name} adds options that are not a dataclass."
+            raise PluginError(msg, why=f"Its hook allranks_options returned {shown(options)}.", remedy=_REPAIR)
+        added.append(options)
     return added
 
 
@@ -187,7 +188,7 @@ def run_by_plugins(
     run_here: Callable[[Any], ExitCode],
     **given: Any,  # noqa: ANN401 - see Hooks.allranks_run
 ) -> ExitCode | None:
-    """Have a plug-in do a run: see :meth:`Hooks.allranks_run`."""
+    """Let a plug-in execute a run; see :meth:`Hooks.allranks_run`."""
 
     def run(engine: Any) -> ExitCode:  # noqa: ANN401
         try:
@@ -195,7 +196,7 @@ def run_by_plugins(
         except AllranksError:
             raise
         except Exception as error:
-            raise as_bug(error) from error  # of allranks, not of the plug-in that calls it
+            raise as_bug(error) from error  # in allranks, not in the plug-in that calls it
 
     return cast("ExitCode | None", first_result(load_plugins(), "allranks_run", run_here=run, **given))
 
@@ -210,38 +211,38 @@ def section_makers(options: Any, matrix: "Matrix | None") -> "list[SectionMaker]
         for maker in makers:
             name = getattr(maker, "name", None)
             if not (isinstance(maker, SectionMaker) and isinstance(name, str) and _SECTION_NAME(name)):
-                msg = f"The plug-in {plugin} adds a section without a usable name."
-                why = "It is a SectionMaker with a name of small letters, digits and '_'."
+                msg = f"The plug-in {plugin} adds a section without a valid name."
+                why = "It must be a SectionMaker with a name of lower-case letters, digits and '_'."
                 raise PluginError(msg, why=why, remedy=_REPAIR)
-            _refuse_second("section", name, plugin, found)
+            _check_unique("section", name, plugin, found)
             added.append(maker)
     return added
 
 
-def _results(take: Callable[[Any], Any], hook: str, **given: object) -> Iterator[tuple[str, Any]]:
-    """What each plug-in's implementation of a hook returns, in the order of their registration, with its name."""
-    for each in getattr(load_plugins().hook, hook).get_hookimpls():
-        yield each.plugin_name, _result(hook, each, take, given)
+def _results(convert: Callable[[Any], Any], hook: str, **arguments: object) -> Iterator[tuple[str, Any]]:
+    """Call the implementations of a hook, in the order of registration; yield the plug-ins' names and the results."""
+    for implementation in getattr(load_plugins().hook, hook).get_hookimpls():
+        yield implementation.plugin_name, _call(hook, implementation, convert, arguments)
 
 
-def first_result(plugins: pluggy.PluginManager, hook: str, **given: object) -> object:
-    """The first result of a hook that is not None, from the last registered plug-in on, as pluggy asks them."""
-    for each in reversed(getattr(plugins.hook, hook).get_hookimpls()):
-        if (found := _result(hook, each, _as_it_is, given)) is not None:
+def first_result(plugins: pluggy.PluginManager, hook: str, **arguments: object) -> object:
+    """The first result of a hook that is not None; plug-ins that were registered last are called first."""
+    for implementation in reversed(getattr(plugins.hook, hook).get_hookimpls()):
+        if (found := _call(hook, implementation, _unchanged, arguments)) is not None:
             return found
     return None
 
 
-def _as_it_is(found: object) -> object:
-    return found
+def _unchanged(result: object) -> object:
+    return result
 
 
-def _result(  # what the hook returns is of any type
-    hook: str, implementation: pluggy.HookImpl, take: Callable[[Any], Any], given: Mapping[str, object]
+def _call(  # a hook may return any type
+    hook: str, implementation: pluggy.HookImpl, convert: Callable[[Any], Any], arguments: Mapping[str, object]
 ) -> Any:  # noqa: ANN401
     name = implementation.plugin_name
     try:
-        return take(implementation.function(*(given[each] for each in implementation.argnames)))
+        return convert(implementation.function(*(arguments[argument] for argument in implementation.argnames)))
     except AllranksError:
         raise
     except (Exception, SystemExit) as error:
@@ -252,19 +253,19 @@ def _result(  # what the hook returns is of any type
 
 
 def added_engines() -> Mapping[str, str]:
-    """The engines of all plug-ins, as their hooks return them; those of allranks come first."""
+    """The import paths of all engines, by name; those of allranks come first."""
     found = {"auto": "allranks"}
     added: dict[str, str] = {}
     for plugin, engines in _results(dict, "allranks_engines"):
-        for name, place in engines.items():
-            _refuse_second("engine", name, plugin, found)
-            added[name] = place
+        for name, path in engines.items():
+            _check_unique("engine", name, plugin, found)
+            added[name] = path
     return added
 
 
-def _refuse_second(kind: str, name: str, plugin: str, found: dict[str, str]) -> None:
-    """Refuse a second command, section or engine of a name, and note the plug-in that adds it."""
+def _check_unique(kind: str, name: str, plugin: str, found: dict[str, str]) -> None:
+    """Reject a second command, section or engine with the same name, and record who adds it."""
     if name in found:
-        msg = f"The plug-in {plugin} adds the {kind} {name}, which is already there."
-        raise PluginError(msg, why=f"It is of {found[name]}.", remedy="Remove the package that adds it.")
+        msg = f"The plug-in {plugin} adds the {kind} {name}, which already exists."
+        raise PluginError(msg, why=f"It belongs to {found[name]}.", remedy="Remove the package that adds it.")
     found[name] = "allranks" if plugin == "allranks" else f"the plug-in {plugin}"

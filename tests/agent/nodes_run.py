@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent_run import AgentRun
 
-from allranks.engines.agents import arrange_meeting, bring_home
+from allranks.engines.agents import collect_results, reserve_rendezvous
 
 
 class Storied(AgentRun):
@@ -26,7 +26,7 @@ class NodesRun(Storied):
     """
 
     def __init__(self, folder, files, launch, *, follower=(), **changes):
-        self.meeting = arrange_meeting()
+        self.rendezvous = reserve_rendezvous()
         self.home = folder / "home"
         self._launch = launch
         changes = {"world_size": 4, "nodes": 2, **changes}
@@ -37,7 +37,7 @@ class NodesRun(Storied):
             self.add_follower(**dict(follower))
 
     def _start(self, launch, environment, closed_stdin):
-        self.config = self.meeting.config_of(self.config, 0)
+        self.config = self.rendezvous.agent_config(self.config, 0)
         (self.folder / "config.json").write_text(self.config.to_json())
         super()._start(launch, environment, closed_stdin)
 
@@ -56,7 +56,7 @@ class NodesRun(Storied):
         """Put the results of both into one folder, as the engine and the run do."""
         self.home.mkdir()
         with contextlib.suppress(FileNotFoundError):
-            bring_home([self.results, self.follower.results], self.home)
+            collect_results([self.results, self.follower.results], self.home)
         self.results = self.home
         return self
 
@@ -71,7 +71,7 @@ class NodesRun(Storied):
     def close(self):
         if self.follower is not None:
             self.follower.close()
-        self.meeting.close()
+        self.rendezvous.close()
         super().close()
 
 
@@ -84,9 +84,9 @@ class FollowerRun(Storied):
         self.results.mkdir(parents=True)
         for name in ("code", "shared", "words"):
             (self.folder / name).symlink_to(leader.folder / name)
-        meeting = options.pop("meeting", leader.meeting)
+        rendezvous = options.pop("rendezvous", leader.rendezvous)
         environment = options.pop("environment", {})
-        self.config = meeting.config_of(replace(leader.config, post=None, **options), 1)
+        self.config = rendezvous.agent_config(replace(leader.config, post=None, **options), 1)
         (self.folder / "config.json").write_text(self.config.to_json())
         self._words = os.open(os.devnull, os.O_RDONLY)
         self._start(launch, environment, closed_stdin=False)

@@ -55,7 +55,7 @@ def test_options_that_contradict_each_other_are_usage_errors(plan_file, options,
 
 def test_the_process_engine_exports_no_images(repository, capsys):
     assert main(["build", "--engine", "process", "--export", "images"]) == 0
-    assert "engine: process (asked for), which uses no images" in capsys.readouterr().out
+    assert "engine: process (requested), which uses no images" in capsys.readouterr().out
     assert json.loads((repository / "images" / "images.json").read_text())["images"] == []
 
 

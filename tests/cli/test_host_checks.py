@@ -10,7 +10,7 @@ from allranks.cli import host_checks
 from allranks.cli.host_checks import check_folders, check_gpus, check_host
 from allranks.engines import process
 from allranks.engines.base import Finding, Leftovers
-from allranks.engines.docker import examine_daemon, examine_images
+from allranks.engines.docker import check_daemon, check_image_space
 from allranks.engines.gpus import Inventory
 from allranks.engines.process import ProcessEngine
 from allranks.errors import DeviceError, EngineError
@@ -37,8 +37,8 @@ def problems(findings):
 
 def test_a_healthy_host_has_no_problems(tmp_path):
     assert not problems(check_gpus(NVIDIA, tmp_path))
-    assert not problems(examine_daemon(HEALTHY, NVIDIA, NOW))
-    assert not problems(examine_daemon(HEALTHY, Inventory(), NOW))
+    assert not problems(check_daemon(HEALTHY, NVIDIA, NOW))
+    assert not problems(check_daemon(HEALTHY, Inventory(), NOW))
 
 
 def test_a_driver_without_a_gpu_is_a_problem(tmp_path):
@@ -95,27 +95,27 @@ def test_device_nodes_that_this_user_may_not_use_are_named(tmp_path):
 )
 def test_each_problem_of_a_daemon_has_a_remedy(monkeypatch, info, inventory, subject, remedy):
     monkeypatch.setenv("PATH", "/nowhere")
-    [problem] = problems(examine_daemon({**HEALTHY, **info}, inventory, NOW)).values()
+    [problem] = problems(check_daemon({**HEALTHY, **info}, inventory, NOW)).values()
     assert problem.subject == subject
     assert remedy in problem.remedy
 
 
 def test_a_cdi_specification_is_found(tmp_path):
     (tmp_path / "nvidia.yaml").touch()
-    assert not problems(examine_daemon({**HEALTHY, "CDISpecDirs": [str(tmp_path)]}, CDI, NOW))
+    assert not problems(check_daemon({**HEALTHY, "CDISpecDirs": [str(tmp_path)]}, CDI, NOW))
 
 
 @pytest.mark.parametrize("info", ["", "yesterday", "2026-11-22T09:00:00+08:00"])
 def test_an_invalid_time_of_a_daemon_is_ignored(info):
-    assert "clock" not in [finding.subject for finding in examine_daemon({**HEALTHY, "SystemTime": info}, NVIDIA, NOW)]
+    assert "clock" not in [finding.subject for finding in check_daemon({**HEALTHY, "SystemTime": info}, NVIDIA, NOW)]
 
 
 def test_a_nearly_full_disk_of_images_or_results_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 30))
     assert not problems(check_folders(tmp_path / "not/yet", tmp_path))
-    assert not problems(examine_images(tmp_path, Inventory()))
-    assert "Free 24 GiB" in problems(examine_images(tmp_path, NVIDIA))["images"].remedy
-    assert not list(examine_images(None, NVIDIA))
+    assert not problems(check_image_space(tmp_path, Inventory()))
+    assert "Free 24 GiB" in problems(check_image_space(tmp_path, NVIDIA))["images"].remedy
+    assert not list(check_image_space(None, NVIDIA))
     monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     found = problems(check_folders(tmp_path / "not/yet", tmp_path))
     assert set(found) == {"results", "cache", "shared memory"}
@@ -132,7 +132,7 @@ def dead_run(monkeypatch):
 @pytest.mark.usefixtures("locks", "dead_run")
 def test_leftovers_of_dead_runs_are_named(tmp_path):
     found = problems(check_host("process", "none", tmp_path))
-    assert found == {"remains": Finding("remains", "process 7 belongs to a dead run", "Run: allranks clean")}
+    assert found == {"leftovers": Finding("leftovers", "process 7 belongs to a dead run", "Run: allranks clean")}
 
 
 @pytest.mark.usefixtures("locks", "dead_run")
@@ -142,20 +142,20 @@ def test_leftovers_that_cannot_be_listed_are_a_problem(tmp_path, monkeypatch):
         raise EngineError(msg, why="Because.", remedy="Look.")
 
     monkeypatch.setattr(ProcessEngine, "clean_up", fail)
-    assert problems(check_host("process", "none", tmp_path))["remains"].remedy == "Look."
+    assert problems(check_host("process", "none", tmp_path))["leftovers"].remedy == "Look."
 
 
 @pytest.mark.usefixtures("locks")
 def test_an_unreachable_requested_daemon_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    assert "start it" in problems(check_host("docker", "none", tmp_path))["docker"].remedy
+    assert "start one" in problems(check_host("docker", "none", tmp_path))["docker"].remedy
     assert "docker" not in problems(check_host("process", "none", tmp_path))
 
 
 @pytest.mark.docker
 def test_this_machines_process_engine_has_no_problems(tmp_path):
     found = list(check_host("docker", "none", tmp_path))
-    assert {"Docker", "cgroups", "clock", "remains"} <= {finding.subject for finding in found}
+    assert {"Docker", "cgroups", "clock", "leftovers"} <= {finding.subject for finding in found}
     assert not problems(finding for finding in found if finding.subject in {"Docker", "clock"})
 
 
@@ -168,7 +168,7 @@ def test_a_folder_that_is_not_writable_is_a_problem(tmp_path, monkeypatch):
 def test_a_slow_lookup_of_this_hosts_name_is_a_problem(monkeypatch, seconds, remedies):
     clock = iter((100.0, 100.0 + seconds))
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    found = problems(ProcessEngine().examine(Inventory()))
+    found = problems(ProcessEngine().check(Inventory()))
     assert len(found) == remedies
     assert all("/etc/hosts: ::ffff:127.0.0.1 localhost" in finding.remedy for finding in found.values())
 

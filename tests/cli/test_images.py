@@ -6,25 +6,25 @@ from contextlib import nullcontext
 import pytest
 
 from allranks.errors import EngineError
-from allranks.images.stock import StoredImage
+from allranks.images.inventory import StoredImage
 
 OLD, NEW = (
     StoredImage(
         id=f"sha256:{name}", names=(f"allranks/{name}:1",), torch=torch, layer="torch", size=2000, own=1000,
-        made=0.0, used=used, diffs=(name,), users=users,
+        created=0.0, used=used, diffs=(name,), users=users,
     )
     for name, torch, used, users in (("old", "", 60.0, ()), ("new", "2.13.0", 2e10, ("a container",)))
 )  # fmt: skip
 
 
 @pytest.fixture
-def stock(monkeypatch):
+def images(monkeypatch):
     """A daemon with two images, one of them unused for decades."""
-    monkeypatch.setattr("allranks.images.stock._daemon", nullcontext)
-    monkeypatch.setattr("allranks.images.stock._stock", lambda _client: (OLD, NEW))
+    monkeypatch.setattr("allranks.images.inventory._daemon", nullcontext)
+    monkeypatch.setattr("allranks.images.inventory._list_images", lambda _client: (OLD, NEW))
 
 
-@pytest.mark.usefixtures("stock")
+@pytest.mark.usefixtures("images")
 @pytest.mark.parametrize(
     ("arguments", "removed"), [(["--dry-run"], ["sha256:old"]), (["--dry-run", "--older-than", "5000w"], [])]
 )
@@ -73,7 +73,7 @@ def test_an_invalid_age_or_size_is_an_error(allranks, option, message):
 @pytest.mark.usefixtures("runs")
 def test_unused_images_can_be_removed_after_each_run(allranks, monkeypatch):
     asked = []
-    monkeypatch.setattr("allranks.images.stock.prune", lambda limits, _say: asked.append(limits.unused))
+    monkeypatch.setattr("allranks.images.inventory.prune", lambda limits, _say: asked.append(limits.unused))
     allranks("run")
     monkeypatch.setenv("ALLRANKS_PRUNE_IMAGES", "30d")
     assert allranks("run")[0] == 0
@@ -94,7 +94,7 @@ def test_a_failed_removal_of_images_is_only_a_warning(allranks, monkeypatch, age
         msg = "No daemon."
         raise EngineError(msg, why="Why.")
 
-    monkeypatch.setattr("allranks.images.stock.prune", fail)
+    monkeypatch.setattr("allranks.images.inventory.prune", fail)
     monkeypatch.setenv("ALLRANKS_PRUNE_IMAGES", age)
     code, _, err = allranks("run")
     assert (code, message in err) == (0, True)

@@ -45,7 +45,7 @@ def machine(monkeypatch):
             return inventory
 
         monkeypatch.setattr(machine_demands, "take_inventory", take)
-        engine = SimpleNamespace(examine=lambda _: findings, close=lambda: None)
+        engine = SimpleNamespace(check=lambda _: findings, close=lambda: None)
         monkeypatch.setattr(machine_demands, "choose_engine", lambda _: (engine, ""))
 
     return make
@@ -76,13 +76,13 @@ def test_a_driver_that_is_too_old_is_named_in_one_sentence(cells, matrix, machin
 
 
 def test_a_suitable_machine_has_no_problems(cells, matrix, machine):
-    machine(replace(GPUS, version="580.95.05"), Finding("toolkit", "NVIDIA's is there"))
+    machine(replace(GPUS, version="580.95.05"), Finding("toolkit", "NVIDIA's is installed"))
     assert problems(cells, matrix) == {}
 
 
 def test_too_few_or_unhealthy_gpus_and_a_missing_toolkit_are_problems(cells, matrix, machine):
-    unhealthy = Inventory(gpus=("GPU-a",), troubles={"GPU-a": "it needs a reset"}, version="580.95.05")
-    machine(unhealthy, Finding("toolkit", "NVIDIA's is not there", "Install it."), Finding("clock", "late", "Set it."))
+    unhealthy = Inventory(gpus=("GPU-a",), faults={"GPU-a": "it needs a reset"}, version="580.95.05")
+    machine(unhealthy, Finding("toolkit", "NVIDIA's is not installed", "Install it."), Finding("clock", "late", "Set it."))
     found = problems(cells, matrix)
     assert set(found) == {"GPUs", "unhealthy GPU", "toolkit"}
     assert found["GPUs"].text == "nccl-w2-g2-env needs 2, this machine has 1"

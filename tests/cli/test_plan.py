@@ -30,7 +30,7 @@ def test_a_rule_for_an_unknown_value_is_a_warning_on_standard_error(allranks, re
     path.write_text(path.read_text().replace('["gloo", "nccl"]', '["gloo"]'))
     code, out, err = allranks(*command)
     assert (code, err.count("\n")) == (0, 1)
-    assert err.startswith("allranks: warning: matrix.toml:7: matrix.exclude.when: the condition asks for 'nccl'")
+    assert err.startswith("allranks: warning: matrix.toml:7: matrix.exclude.when: the condition has 'nccl'")
     assert "warning" not in out
 
 

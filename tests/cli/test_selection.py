@@ -160,7 +160,7 @@ def test_a_missing_matrix_file_is_an_error_that_lists_the_searched_folders(allra
     code, _, err = allranks("plan")
     assert code == 2
     assert f"{repository}/below/matrix.toml" in err
-    assert "parents of this folder" in err
+    assert "parent folders have none" in err
 
 
 def test_without_default_suites_the_error_lists_the_suites(allranks, one_by_name, runs):

@@ -29,7 +29,7 @@ FILES = {
     "no TOML": ("[matrix\n", "matrix.toml:1: this is not valid TOML.", "toml.io"),
     "a NUL": (changed("gloo", "gl\0oo"), "not valid TOML", "Illegal character"),
     "no suites": (GLOO.partition("[suites")[0], "the key suites is missing", "[suites.NAME]"),
-    "no images": (GLOO.partition("[images")[0], "nothing says what cells run in", "[images.NAME]"),
+    "no images": (GLOO.partition("[images")[0], "there is neither an image nor an interpreter", "[images.NAME]"),
     "a table alone": ("[process]\npython = 'python3'\n", "the key matrix is missing", "[matrix]"),
     "a misspelt table": (changed("[images", "[image"), "image: there is no such key", "'images'"),
     "a misspelt axis": (changed("world_size", "worldsize"), "worldsize: there is no such key", "'world_size'"),
@@ -40,7 +40,7 @@ FILES = {
     "a number in quotes": (changed("1, 2", '"2"'), "'2' is not a whole number", "without quotes"),
     "a fraction": (changed("1, 2", "1.5"), "1.5 is not a whole number", "at least 1"),
     "no value": (changed("1, 2", ""), "the list is empty", "world_size = [2, 4]"),
-    "a value twice": (changed("1, 2", "2, 2"), "2 is there twice", "once"),
+    "a value twice": (changed("1, 2", "2, 2"), "2 occurs twice", "once"),
     "too many combinations": (
         changed("[1, 2]", f"{[*range(1, 2000)]}\nnodes = {[*range(1, 1000)]}"),
         "combinations are too many",
@@ -60,14 +60,14 @@ FILES = {
     ),
     "a condition on nothing": (
         GLOO + "[[env]]\nset = { A = '1' }\nwhen = \"bakend == 'gloo'\"\n",
-        "names 'bakend', which is not an axis",
+        "has 'bakend', which is not an axis",
         "'backend'",
     ),
     "a table for an array": (GLOO + "[env]\n", "a table is not an array of tables", "[[env]]"),
-    "a variable of allranks": (GLOO + "[[env]]\nset = { RANK = '1' }\n", "cannot be a name", "allranks itself sets"),
+    "a variable of allranks": (GLOO + "[[env]]\nset = { RANK = '1' }\n", "is not a valid name", "allranks itself sets"),
     "a negative limit": (GLOO + "[limits]\ntest = -5\n", "-5 is not a valid time", "above 0"),
     "limits that do not nest": (GLOO + "[limits]\nprocess_group = 300\n", "is not below test", "raise test"),
-    "a name with a space": (changed("suites.tiny", "suites.'a b'"), "cannot be a name here", "63 letters"),
+    "a name with a space": (changed("suites.tiny", "suites.'a b'"), "is not a valid name here", "63 letters"),
 }  # fmt: skip
 
 COMMANDS = {
@@ -78,7 +78,7 @@ COMMANDS = {
     "plan tiny": (2, "but a suite of that name", "--suite tiny"),
     "plan suite/test_b.py": (2, "There is no test file suite/test_b.py.", "suite/test_a.py"),
     "plan --suite tinny": (2, "There is no suite 'tinny'.", "'tiny'"),
-    "plan --suite tiny@1of2": (2, "There is no shard", "number of shards"),
+    "plan --suite tiny@1of2": (2, "There is no shard", "set shards in"),
     "plan --where world_size=3": (2, "no cell with world_size 3", "lists the cells"),
     "plan --where world_size": (2, "has no value for world_size", "backend=gloo,world_size=2"),
     "plan --where worldsize=2": (2, "There is no axis 'worldsize'.", "'world_size'"),

@@ -222,7 +222,7 @@ def test_a_container_that_still_has_a_leased_gpu_is_removed_though_its_run_lives
         for gpu in ("GPU-leased", "GPU-of-others"):
             labels = {**make_spec(image="i", gpus=(gpu,)).labels, HOST_LABEL: docker_objects.host_id()}
             made.append(docker_client.containers.run(image, ["sleep", "60"], labels=labels, detach=True))
-        DockerEngine(docker_client, ()).vacate(("GPU-leased",))
+        DockerEngine(docker_client, ()).evict(("GPU-leased",))
         left = docker_client.api.containers(filters={"label": "allranks.gpus"})
         assert {each["Id"] for each in left} & {each.id for each in made} == {made[1].id}
     finally:

@@ -12,11 +12,11 @@ from docker.errors import ImageNotFound
 
 from allranks.errors import ExitCode, ImageError
 from allranks.images.base import DEFAULT, find_base
-from allranks.images.daemon import Site
+from allranks.images.daemon import BuildContext
 from allranks.images.docker_client import connect
+from allranks.images.inventory import OTHERS, PruneLimits, list_images, remove, to_remove
 from allranks.images.layers import with_debian_packages
 from allranks.images.recipe import Recipe
-from allranks.images.stock import OTHERS, StockLimits, remove, take_stock, to_remove
 
 pytestmark = pytest.mark.docker
 
@@ -35,9 +35,9 @@ def layers(base, tmp_path_factory):
     def build(package):
         recipe = Recipe(name="cpu", base=base.reference, torch="2.13.0", apt=(package,))
         with ExitStack() as uses, closing(connect()) as client:
-            site = Site(client=client, root=tmp_path_factory.getbasetemp(), progress=print, uses=uses)
+            context = BuildContext(client=client, root=tmp_path_factory.getbasetemp(), progress=print, uses=uses)
             try:
-                return with_debian_packages(recipe, base, site)
+                return with_debian_packages(recipe, base, context)
             except ImageError as error:
                 return error
 
@@ -97,17 +97,17 @@ def test_pruning_takes_what_nobody_needs_and_that_alone(docker_client, pile):
     container = api.create_container(pile["packages"], ["true"])
 
     def mine():
-        return [image for image in take_stock(api, lambda _: False) if image.title.startswith(MINE)]
+        return [image for image in list_images(api, lambda _: False) if image.title.startswith(MINE)]
 
     try:
         users = {image.title: image.users for image in mine()}
         name = api.inspect_container(container["Id"])["Name"].lstrip("/")
         assert users == {pile["packages"]: (name,), pile["torch"]: (OTHERS, name), pile["other"]: ()}
-        chosen = to_remove(mine(), StockLimits(unused=-1, size=0), 0)
+        chosen = to_remove(mine(), PruneLimits(unused=-1, size=0), 0)
         assert [image.title for image in chosen] == [pile["other"]]
         assert list(remove(api, chosen, pytest.fail)) == list(chosen)
         assert {image.title for image in mine()} == {pile["packages"], pile["torch"]}
-        # One that a container has come to need since the stock was taken: the daemon itself has the last word.
+        # One that a container has started to use since the images were listed: the daemon decides.
         said = []
         assert list(remove(api, [replace(image, users=()) for image in mine()], said.append)) == []
         assert "container" in said[0]
@@ -115,6 +115,6 @@ def test_pruning_takes_what_nobody_needs_and_that_alone(docker_client, pile):
     finally:
         api.remove_container(container["Id"], force=True)
     api.remove_image(pile["theirs"])
-    for image in to_remove(mine(), StockLimits(size=0), 0):
+    for image in to_remove(mine(), PruneLimits(size=0), 0):
         assert list(remove(api, [image], pytest.fail)) == [image]
     assert mine() == []

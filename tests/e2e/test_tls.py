@@ -127,7 +127,7 @@ def test_a_job_that_is_told_to_end_says_the_rest_and_leaves_its_results(make_spe
         def hang_up_at_first_outcome(_node, said):
             records.append(said)
             if isinstance(said, Passed | RankEnded):
-                threading.Thread(target=job.hang_up).start()
+                threading.Thread(target=job.request_stop).start()
 
         with DockerEngine(client, package_files()).start(spec) as job:
             job.go()

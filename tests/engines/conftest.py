@@ -1,4 +1,4 @@
-"""What tests of engines share: a Docker daemon that only remembers."""
+"""Fixtures of the tests of engines."""
 
 import sys
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from fake_daemon import FakeClient
 
 @pytest.fixture
 def fake():
-    """``fake(step=error, ...)``: a daemon that refuses these steps."""
+    """``fake(step=error, ...)``: a fake daemon in which these steps fail."""
     with ExitStack() as stack:
 
         def make(failures=None, **more) -> FakeClient:

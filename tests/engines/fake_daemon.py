@@ -1,4 +1,4 @@
-"""A Docker daemon that only remembers what it is asked for, behind what the engine uses of ``docker.APIClient``."""
+"""A fake of ``docker.APIClient`` that records requests."""
 
 import socket
 from types import SimpleNamespace
@@ -12,11 +12,11 @@ from allranks.images.leftovers import LABEL
 from allranks.protocol.records import ContainerEnded, Record, encode
 
 ID = "c0ffee"
-"""The container of node 0; those of the others have their number behind it."""
+"""The container of node 0; those of other nodes have the number appended."""
 
 
 class Wire:
-    """Both ends of what a container is attached by."""
+    """Both ends of a container's attached socket."""
 
     def __init__(self):
         self.ours, self.daemon = socket.socketpair()
@@ -27,7 +27,7 @@ class Wire:
 
 
 class FakeClient:
-    """What the engine uses of ``docker.APIClient``.
+    """The methods of ``docker.APIClient`` that the engine uses.
 
     Args:
         failures: What a call raises, by its name, or by its name and the container that it is about.
@@ -74,7 +74,7 @@ class FakeClient:
         return [call[0] for call in self.calls]
 
     def info(self):
-        """What a daemon says of its host; it is asked once, and not counted."""
+        """The daemon's info, which is not recorded."""
         return {"NCPU": 8, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=default"]}
 
     def create_network(self, **request):
@@ -133,10 +133,10 @@ class FakeClient:
 
     def remove_container(self, identifier, v, force):
         self._call("remove", identifier, v, force)
-        self.listed = [each for each in self.listed if each["Id"] != identifier]
+        self.listed = [item for item in self.listed if item["Id"] != identifier]
 
     def images(self, filters):
-        """No build has left any; see test_builds."""
+        """No leftovers of builds; see test_builds."""
         assert filters["dangling"]
         return []
 
@@ -183,12 +183,12 @@ def frame(stream: int, payload: bytes) -> bytes:
 
 
 def end_agent(client: FakeClient, identifier: str = ID, *, status: int = 0, memory_kills: int = 0) -> None:
-    """As the keeper does."""
+    """As the container init does."""
     say(client, ContainerEnded(status=status, memory_kills=memory_kills), identifier)
 
 
 def say(client: FakeClient, record: Record, identifier: str = ID) -> None:
-    """As whoever writes to the standard output of a container."""
+    """As a program in the container does."""
     client.wire(identifier).daemon.sendall(frame(1, b"\n" + SEPARATOR + encode(record) + b"\n"))
 
 

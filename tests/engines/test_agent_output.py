@@ -1,4 +1,4 @@
-"""Bytes of an agent's output, in pieces of any size, and records out of them."""
+"""Records in an agent's output, which arrives in pieces of any size."""
 
 import itertools
 
@@ -19,7 +19,7 @@ def framed(record) -> bytes:
 
 def read(*pieces: bytes):
     stream = RecordReader()
-    return [said for piece in pieces for said in stream.feed(piece)]
+    return [record for piece in pieces for record in stream.feed(piece)]
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -65,7 +65,7 @@ def test_a_line_that_something_else_has_begun_hides_no_record():
 def test_notes_join_the_output():
     stream = RecordReader()
     list(stream.feed(b"out\n"))
-    stream.note(b"err\n")
+    stream.add_output(b"err\n")
     assert stream.output == "out\nerr"
 
 
@@ -77,7 +77,7 @@ def test_only_the_end_of_a_long_output_is_kept():
     assert stream.output.endswith("line 9999")
 
 
-def test_output_that_is_no_text_is_readable_all_the_same():
+def test_output_that_is_not_text_is_still_readable():
     stream = RecordReader()
     list(stream.feed(b"\xff\xfe\n"))
     assert stream.output == "\ufffd\ufffd"
@@ -94,7 +94,7 @@ def test_output_that_is_no_text_is_readable_all_the_same():
         (b"[" * 100_000, "is not JSON"),
     ],
 )
-def test_what_claims_to_be_a_record_and_is_none_says_where_it_is_and_why(line, why):
+def test_damage_has_its_location_and_its_reason(line, why):
     before = framed(HELLO)
     assert read(before + SEPARATOR + line + b"\n") == [HELLO, Damage(f"record 2, from byte {len(before)} on, {why}")]
 
@@ -104,21 +104,21 @@ def test_the_record_behind_one_that_was_cut_short_is_read():
     assert (type(damage), record) == (Damage, HELLO)
 
 
-def test_damage_is_told_once():
-    assert [type(each) for each in read((SEPARATOR + b"x\n") * 9 + framed(HELLO))] == [Damage, Notice]
+def test_damage_is_reported_once():
+    assert [type(found) for found in read((SEPARATOR + b"x\n") * 9 + framed(HELLO))] == [Damage, Notice]
 
 
 def test_the_beginning_of_a_record_at_the_end_of_the_stream_is_nothing():
     assert read(framed(HELLO)[:-1]) == []
 
 
-def test_a_record_without_an_end_is_told_as_soon_as_it_is_too_long_and_what_follows_it_is_read(monkeypatch):
+def test_a_record_that_is_too_long_is_reported_and_later_ones_are_read(monkeypatch):
     monkeypatch.setattr(stream_module, "LINE_LIMIT", 100)
     monkeypatch.setattr("allranks.protocol.records.LINE_LIMIT", 100)
     [damage] = read(SEPARATOR + b"x" * 101)
     assert damage.what.startswith("record 1, from byte 0 on, has 101 bytes")
     pieces = [SEPARATOR, *[b"x" * 60] * 40, b"\n", framed(Finished(status=0))]
-    assert [type(each) for each in read(*pieces)] == [Damage, Finished]
+    assert [type(found) for found in read(*pieces)] == [Damage, Finished]
 
 
 def test_a_stream_keeps_no_more_than_a_line_and_its_last_words():

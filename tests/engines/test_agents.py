@@ -1,4 +1,4 @@
-"""How the agents of a job are heard, whatever they are."""
+"""Reading the agents of a job, independent of the engine."""
 
 import os
 import threading
@@ -14,15 +14,15 @@ from allranks.protocol.records import Finished, Went
 
 
 class Told:
-    """An agent that reports what is written for it."""
+    """A fake agent that sends given records."""
 
     def __init__(self):
         self.has_ended = False
         self.reading, self.writing = os.pipe()
         self.descriptors = [self.reading]
-        self.has_hung_up = False
+        self.is_stop_requested = False
 
-    def hear(self, _ready):
+    def read(self, _ready):
         if os.read(self.reading, 1) == b".":
             return [Went()]
         self.has_ended = True
@@ -31,8 +31,8 @@ class Told:
     def go(self):
         pass
 
-    def hang_up(self):
-        self.has_hung_up = True
+    def request_stop(self):
+        self.is_stop_requested = True
 
     def resume(self):
         pass
@@ -62,20 +62,20 @@ def test_while_the_orchestrator_is_stopped_the_jobs_time_stands_still(agent, hel
         os.write(agent.writing, b".")
 
     job = JobOfAgents([agent], 60.0)
-    said = []
+    records = []
     threading.Timer(0.1, go_on).start()
     threading.Timer(0.3, os.write, [agent.writing, b"!"]).start()
     job.go()
-    ending = job.wait(lambda _node, record: said.append(record))
+    ending = job.wait(lambda _node, record: records.append(record))
     job.close()
     assert not ending.timed_out
-    assert said == [Went(), Finished(status=0)]
+    assert records == [Went(), Finished(status=0)]
 
 
-def test_a_job_that_does_not_end_in_its_time_is_told_to(agent, monkeypatch):
+def test_a_job_that_exceeds_its_time_limit_is_stopped(agent, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.1)
     job = JobOfAgents([agent], 0.1)
     job.go()
     assert job.wait(lambda _node, _record: None).timed_out
     job.close()
-    assert agent.has_hung_up
+    assert agent.is_stop_requested

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.engines import intake
+from allranks.engines import result_files
 from allranks.engines.archive import Archive, unpack, walk
 from allranks.engines.base import FileCopy
 from allranks.errors import EngineError
@@ -229,7 +229,7 @@ def test_a_cut_archive_is_an_error(tmp_path):
         unpack([data[:2000]], tmp_path)
 
 
-def test_a_file_in_the_place_of_the_folder_itself_is_left_out_and_told(tmp_path):
+def test_a_file_instead_of_the_folder_itself_is_left_out_and_reported(tmp_path):
     into = tmp_path / "attempt-1"
     into.mkdir()
     with pytest.raises(EngineError):
@@ -237,8 +237,8 @@ def test_a_file_in_the_place_of_the_folder_itself_is_left_out_and_told(tmp_path)
     assert content(tmp_path) == {"attempt-1/a": b"x"}
 
 
-def test_what_comes_after_a_file_in_the_place_of_a_folder_is_there(tmp_path):
-    with pytest.raises(EngineError, match=r"one name: 'a/b' \(1 bytes\), 'c' \(1 bytes\) left out"):
+def test_entries_after_a_file_instead_of_a_folder_are_unpacked(tmp_path):
+    with pytest.raises(EngineError, match=r"same name: 'a/b' \(1 bytes\), 'c' \(1 bytes\) left out"):
         unpack(hostile(*(entry(f"results/{name}") for name in ("a", "a/b", "c/d", "c", "e"))), tmp_path)
     assert content(tmp_path) == {"a": b"x", "c/d": b"x", "e": b"x"}
 
@@ -249,7 +249,7 @@ def sized(name: str, size: int) -> tarfile.TarInfo:
     return info
 
 
-def test_what_fits_into_the_limit_is_kept_and_the_rest_is_told_with_the_largest_first(tmp_path):
+def test_files_over_the_limit_are_reported_with_the_largest_first(tmp_path):
     sizes = {"a": 600, "b": 1500, "c": 300, "d": 101, "e": 100, "f": 300}
     with pytest.raises(EngineError) as raised:
         unpack(hostile(*(sized(f"results/{name}", size) for name, size in sizes.items())), tmp_path, 1000)
@@ -262,7 +262,7 @@ def test_what_fits_into_the_limit_is_kept_and_the_rest_is_told_with_the_largest_
 
 
 def claiming(size: int) -> bytes:
-    """The header of a file of any size, without its content."""
+    """The header of a file of this size, without content."""
     return sized("results/huge", size).tobuf(tarfile.GNU_FORMAT)
 
 
@@ -279,13 +279,13 @@ def test_an_archive_is_not_read_to_the_end_of_a_file_that_is_far_too_large(size,
 
     with pytest.raises(EngineError, match=r"exceed the limit of 4 MiB: 'huge' \(") as raised:
         unpack(pieces(), tmp_path, 4 << 20)
-    assert "What came after it was not read." in raised.value.why
+    assert "Later files were not read." in raised.value.why
     assert given <= 12 << 20
     assert content(tmp_path) == {}
 
 
-def test_entries_are_counted_and_those_beyond_the_limit_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(intake, "MOST_ENTRIES", 4)
+def test_entries_are_counted_and_those_over_the_limit_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(result_files, "MOST_ENTRIES", 4)
     with pytest.raises(EngineError, match="more than 4 files and folders: 'e3'"):
         unpack(hostile(entry("results", tarfile.DIRTYPE), *(entry(f"results/e{n}") for n in range(9))), tmp_path)
     assert set(content(tmp_path)) == {"e0", "e1", "e2"}
@@ -293,8 +293,8 @@ def test_entries_are_counted_and_those_beyond_the_limit_are_told(tmp_path, monke
 
 @pytest.mark.parametrize("name", ["n" * 256, "/".join("n" * 200 for _ in range(6)), "/".join("n" * 34)])
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_names_that_no_file_here_can_have_are_told_and_keep_nothing_else_back(name, form, tmp_path):
-    data = b"".join(sized(f"results/{each}", 0).tobuf(form) for each in ("a", name, "b")) + bytes(1024)
+def test_invalid_names_are_reported_and_other_files_are_unpacked(name, form, tmp_path):
+    data = b"".join(sized(f"results/{part}", 0).tobuf(form) for part in ("a", name, "b")) + bytes(1024)
     with pytest.raises(EngineError, match="names over 255 bytes"):
         unpack([data], tmp_path)
     assert set(content(tmp_path)) == {"a", "b"}
@@ -320,7 +320,7 @@ def test_a_zero_in_a_name_ends_nothing(tmp_path):
 )
 def test_names_that_the_host_writes_itself_never_come_from_a_job(name, tmp_path):
     first = name.split("/", maxsplit=1)[0]
-    with pytest.raises(EngineError, match="names that allranks itself writes"):
+    with pytest.raises(EngineError, match="names that allranks reserves for itself"):
         unpack(hostile(entry(f"results/{name}"), entry("results/rank-0.log"), entry("results/sub/job.json")), tmp_path)
     assert set(content(tmp_path)) == {"rank-0.log", "sub/job.json"}
     assert not (tmp_path / first).is_file()
@@ -352,7 +352,7 @@ SMALL = b"".join(
 
 
 def outcome_of(data: bytes, tmp_path: Path) -> str:
-    """What unpacking comes to: the error's type, or nothing; any other error than ours fails the test."""
+    """The type of the error of unpacking, if any; unexpected errors fail the test."""
     with TemporaryDirectory(dir=tmp_path) as scratch:
         into = Path(scratch, "run", "attempt-1")
         into.mkdir(parents=True)
@@ -413,7 +413,7 @@ def pax_contents() -> st.SearchStrategy[bytes]:
 
 @st.composite
 def any_entries(draw):
-    """One header with a checksum that is right, and something behind it that may be its content."""
+    """A header with a valid checksum, followed by data that may be its content."""
     kind = draw(
         st.sampled_from([b"0", b"\0", b"1", b"2", b"3", b"5", b"6", b"7", b"S", b"x", b"g", b"X", b"L", b"K", b"?"])
     )

@@ -1,4 +1,4 @@
-"""Builds that end early, in a real daemon: what they leave, and what is left of that."""
+"""Leftovers of aborted builds in a real daemon, and their removal."""
 
 import io
 import os
@@ -11,9 +11,9 @@ import pytest
 
 from allranks.images.base import DEFAULT, find_base
 from allranks.images.builders import BuildRequest, build_with_sdk
-from allranks.images.leftovers import LABEL, builder_of, dead_builders, end_step, reap_builders
+from allranks.images.leftovers import LABEL, builder_of, dead_builders, end_step, remove_dead_builds
 from allranks.interruption import checked_by
-from allranks.ownership import image_lock, shared
+from allranks.ownership import image_lock, shared_lock
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
 
@@ -49,7 +49,7 @@ def context():
 
 @pytest.fixture
 def request_(docker_client):
-    """The request for a build that never ends."""
+    """A request for a build that never ends."""
     base = find_base(docker_client, DEFAULT, environ=os.environ, progress=print)
     reference = f"allranks/layer:test-{os.getpid()}"
     arguments = {"BASE_IMAGE": base.reference, "BUILDER": builder_of(reference)}
@@ -58,7 +58,7 @@ def request_(docker_client):
 
 @pytest.fixture
 def left(docker_client, request_):
-    """What the daemon has of that build: containers and images, those of steps too."""
+    """The containers and images of that build, including those of its steps."""
     label = {"label": f"{LABEL}={request_.arguments['BUILDER']}"}
     api = docker_client.api
     return lambda: [*api.containers(all=True, filters=label), *api.images(all=True, filters=label)]
@@ -76,15 +76,15 @@ def test_an_interrupted_build_has_ended_and_leaves_no_container(docker_client, r
     with pytest.raises(KeyboardInterrupt):
         build_with_sdk(docker_client, request_, iter([context()]), interrupt)
     assert seen
-    assert not [each for each in left() if "Image" in each]
-    with shared(image_lock(request_.tag)):
+    assert not [item for item in left() if "Image" in item]
+    with shared_lock(image_lock(request_.tag)):
         assert request_.arguments["BUILDER"] not in dead_builders(docker_client.api)
-        assert list(reap_builders(docker_client.api)) == []
-    assert request_.arguments["BUILDER"] in reap_builders(docker_client.api)
+        assert list(remove_dead_builds(docker_client.api)) == []
+    assert request_.arguments["BUILDER"] in remove_dead_builds(docker_client.api)
     assert left() == []
 
 
-def test_a_build_whose_time_is_over_ends_in_the_middle_of_a_silent_command(docker_client, request_, left):
+def test_a_build_over_its_time_limit_ends_during_a_silent_command(docker_client, request_, left):
     late, seen = TimeoutError(), []
 
     def check():
@@ -93,13 +93,13 @@ def test_a_build_whose_time_is_over_ends_in_the_middle_of_a_silent_command(docke
 
     with pytest.raises(TimeoutError), checked_by(check):
         build_with_sdk(docker_client, request_, iter([context()]), seen.append)
-    assert not [each for each in left() if "Image" in each]
-    assert list(reap_builders(docker_client.api)) == [request_.arguments["BUILDER"]]
+    assert not [item for item in left() if "Image" in item]
+    assert list(remove_dead_builds(docker_client.api)) == [request_.arguments["BUILDER"]]
     assert left() == []
 
 
 def test_only_the_container_of_a_command_is_ended():
-    """One of a step without a command, which the daemon would look for in vain, stays."""
+    """That of a step without a command is kept, since the daemon needs it."""
     removed = []
     containers = [{"Id": "1", "Command": "/bin/sh -c '#(nop) ' 'LABEL a=b'"}, {"Id": "2", "Command": "/bin/sh -c pip"}]
     client = SimpleNamespace(
@@ -120,4 +120,4 @@ def test_what_a_killed_build_leaves_is_reaped(docker_client, request_, left):
     assert left()
     # The daemon learns of it when it next has something to say, and puts its own container away.
     while left():
-        list(reap_builders(docker_client.api))
+        list(remove_dead_builds(docker_client.api))

@@ -22,7 +22,7 @@ print(module.WORD, [name for name in compiled if sys.argv[1] in name])
 
 @pytest.fixture
 def package(tmp_path):
-    """A package with another one in it, as it is to be copied."""
+    """The copies of a package with a subpackage."""
     folder = tmp_path / "source" / "package"
     (folder / "inner").mkdir(parents=True)
     for name in ("__init__.py", "inner/__init__.py"):
@@ -33,7 +33,7 @@ def package(tmp_path):
 
 @pytest.fixture
 def run_job(tmp_path, package):
-    """Import the package where it and its bytecode have been copied to; the word, and what Python had to compile."""
+    """Import a copied package with its bytecode; return its output, and the modules that Python compiled."""
     job = tmp_path / "job"
 
     def run():
@@ -61,7 +61,7 @@ def test_what_is_made_once_is_taken_again(run_job, monkeypatch):
     assert run_job() == "one []"
 
 
-def test_a_change_is_compiled_anew(run_job, package):
+def test_a_changed_module_is_compiled_again(run_job, package):
     run_job()
     (package / "inner" / "module.py").write_text("WORD = 'two'\n")
     assert run_job() == "two []"

@@ -1,4 +1,4 @@
-"""One contract, every engine: the same tests on real agents, real ranks, and on docker real containers."""
+"""The contract of engines, tested with real agents, ranks and containers."""
 
 import pickle
 import re
@@ -71,7 +71,7 @@ with own_run(spec.run_id), engine.start(spec):
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """An engine and the job that it can run.
+    """An engine and a job for it.
 
     Attributes:
         make: An engine whose agents find these files beside the package ``allranks``.
@@ -86,7 +86,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """A folder with the package and some files beside it."""
+    """A folder with the package and other files."""
 
     def make(*beside: FileCopy) -> Path:
         folder = tmp_path_factory.mktemp("package")
@@ -138,52 +138,52 @@ class TestContract(EngineContract):
         return bench.spec
 
 
-def test_who_fills_the_results_folder_is_blamed_and_nobody_else(bench, tmp_path):
+def test_only_the_job_that_fills_the_results_folder_is_blamed(bench, tmp_path):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "../results"))
-    said, results = Heard(), tmp_path / "results"
+    sink, results = Heard(), tmp_path / "results"
     results.mkdir()
     with bench.make().start(bench.spec) as job:
         job.go()
-        assert job.wait(said).status == 0
+        assert job.wait(sink).status == 0
         with suppress(EngineError):
             job.collect(results)
-    outcomes = {key: outcome for key, outcome in said.ends.items() if key[1] == 1}
+    outcomes = {key: outcome for key, outcome in sink.ends.items() if key[1] == 1}
     assert outcomes == {("test_that_fills_a_folder", 1): "errored", ("test_that_does_no_harm", 1): "passed"}
-    [blamed] = [each for each in said if isinstance(each, RankEnded) and each.outcome.value == "errored"]
+    [blamed] = [record for record in sink if isinstance(record, RankEnded) and record.outcome.value == "errored"]
     assert (blamed.nodeid.partition("::")[2], blamed.rank) == ("test_that_fills_a_folder", 1)
     assert "this rank wrote" in blamed.message
     # The volume has room for the code, too.
     assert re.search(r"which has a size of 51\d MiB, was filled|a job may return 512 MiB of results", blamed.message)
-    assert said.first(Finished)
+    assert sink.first(Finished)
 
 
 @IN_DOCKER
 @pytest.mark.parametrize("init_method", ["env", pytest.param("file", marks=pytest.mark.thorough)])
 def test_who_fills_the_folder_of_its_tests_is_blamed_and_the_next_gang_has_room(bench, init_method):
-    """A store in a file needs some."""
+    """A file store needs shared memory."""
     (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "$ALLRANKS_SHARED"))
-    said = Heard()
+    sink = Heard()
     agent = replace(bench.spec.agent, init_method=init_method)
     spec = replace(bench.spec, agent=agent, resources=replace(bench.spec.resources, disk_bytes=64 << 20))
     with bench.make().start(spec) as job:
         job.go()
-        job.wait(said)
-    blamed = {name for (name, rank), outcome in said.ends.items() if (rank, outcome) == (1, "errored")}
+        job.wait(sink)
+    blamed = {name for (name, rank), outcome in sink.ends.items() if (rank, outcome) == (1, "errored")}
     assert blamed == {"test_that_fills_a_folder"}
-    assert said.ends["test_that_does_no_harm", 0] == said.ends["test_that_does_no_harm", 1] == "passed"
+    assert sink.ends["test_that_does_no_harm", 0] == sink.ends["test_that_does_no_harm", 1] == "passed"
 
 
-def test_what_a_job_says_while_it_is_stopped_at_its_time_limit_is_heard(bench):
+def test_records_that_a_job_sends_while_it_is_stopped_are_read(bench):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
 
     def be_late():
         job._deadline = 0.0
 
     with bench.make().start(bench.spec) as job:
-        said = HeardOnce(be_late)
+        sink = HeardOnce(be_late)
         job.go()
-        assert job.wait(said).timed_out
-    assert said.first(Finished)
+        assert job.wait(sink).timed_out
+    assert sink.first(Finished)
 
 
 def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
@@ -195,13 +195,13 @@ def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
         assert not running.wait(Heard()).timed_out
 
 
-def test_an_agent_without_torch_says_so(bench, tmp_path):
+def test_an_agent_without_torch_is_an_error(bench, tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-    said = Heard()
+    sink = Heard()
     with bench.make(FileCopy(source=tmp_path / "torch.py", target=Path("torch.py"))).start(bench.spec) as job:
         job.go()
-        ending = job.wait(said)
-    assert "cannot import torch" in said.first(AgentFailed).message
+        ending = job.wait(sink)
+    assert "cannot import torch" in sink.first(AgentFailed).message
     assert ending.status == 1
 
 
@@ -220,7 +220,7 @@ def _do_nothing(*_arguments):
 
 @pytest.fixture
 def disturbed(bench, docker_client, tmp_path):
-    """Run an endless job of which somebody disturbs the containers; the errors that its end and its results have."""
+    """Run an endless job while its containers are disturbed; return the errors of the job and of its results."""
 
     def run(disturb, nodes=1, seconds=60.0):
         (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
@@ -246,40 +246,40 @@ def disturbed(bench, docker_client, tmp_path):
 
 @IN_DOCKER
 @pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_a_container_that_is_removed_by_hand_leaves_no_volume_and_is_told(disturbed, nodes):
-    """As `docker rm --force` does it, without its volumes; what is left is looked at when the test has ended."""
+def test_a_container_that_is_removed_by_hand_is_an_error_and_leaves_no_volume(disturbed, nodes):
+    """As by `docker rm --force`, which keeps volumes; leftovers are checked at the end of the test."""
     errors = disturbed(lambda api, found: api.remove_container(found[0]["Id"], force=True), nodes)
-    assert "is gone: it was removed while the job ran" in errors[0]
+    assert "was removed while the job ran" in errors[0]
 
 
 @IN_DOCKER
-def test_a_container_that_is_killed_by_hand_is_told_with_the_signal(disturbed):
+def test_a_container_that_is_killed_by_hand_is_an_error_with_the_signal(disturbed):
     [error] = disturbed(lambda api, found: api.kill(found[0]["Id"]))
     assert "was killed (SIGKILL), and its files are lost" in error
 
 
 @IN_DOCKER
-def test_a_container_that_is_paused_until_its_limit_is_told_as_paused(disturbed, monkeypatch):
+def test_a_container_that_is_paused_until_its_limit_is_an_error(disturbed, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 1.0)
     [error] = disturbed(lambda api, found: api.pause(found[0]["Id"]), seconds=15.0)
-    assert "was paused (docker pause) until its time was up" in error
+    assert "was paused (docker pause) until its time limit" in error
 
 
 @IN_DOCKER
 @pytest.mark.parametrize(
     "is_removed", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["removed", "joined"]
 )
-def test_a_network_that_somebody_meddles_with_leaves_nothing(disturbed, docker_client, is_removed):
+def test_a_network_that_another_program_changes_is_removed(disturbed, docker_client, is_removed):
     def meddle(api, found):
         [network] = found[0]["NetworkSettings"]["Networks"].values()
         if is_removed:
-            for each in found:
-                api.disconnect_container_from_network(each["Id"], network["NetworkID"], force=True)
+            for container in found:
+                api.disconnect_container_from_network(container["Id"], network["NetworkID"], force=True)
             api.remove_network(network["NetworkID"])
         else:
             api.connect_container_to_network(stranger.id, network["NetworkID"])
-        for each in found:
-            api.kill(each["Id"])
+        for container in found:
+            api.kill(container["Id"])
 
     image = docker_client.images.list("allranks/base")[0].id
     stranger = docker_client.containers.run(image, ["sleep", "60"], detach=True, network_mode="bridge")
@@ -293,7 +293,7 @@ def test_a_network_that_somebody_meddles_with_leaves_nothing(disturbed, docker_c
 
 @contextmanager
 def owner_of(bench: Bench, run_id: str):
-    """A process that owns a run with one job of this engine, on two nodes, which have a network in containers."""
+    """A process that owns a run with a job of this engine on two nodes."""
     spec = replace(bench.spec, run_id=run_id, agent=replace(bench.spec.agent, nodes=2))
     with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         try:
@@ -311,10 +311,10 @@ def test_what_a_dead_owner_left_is_removed_and_what_a_living_one_has_is_not(benc
     with owner_of(bench, alive):
         with owner_of(bench, dead) as owner:
             owner.kill()
-        left = {each.partition(" ")[0] for each in left_of(dead)}
+        left = {name.partition(" ")[0] for name in left_of(dead)}
         assert left >= ({"container", "network", "volume"} if bench.name == "docker" else {"process"})
         bench.make().clean_up()
         assert left_of(dead) == []
         kept = left_of(alive)
-        assert any(each.startswith(("container", "process")) for each in kept)
+        assert any(name.startswith(("container", "process")) for name in kept)
     assert left_of(alive) == []

@@ -1,4 +1,4 @@
-"""The docker engine against a client that is a recorder: what it asks for, and every way out."""
+"""The docker engine with a fake daemon: its requests, and its clean-up after every failure."""
 
 import errno
 import gc
@@ -22,12 +22,12 @@ from allranks.engines.docker_requests import container_title, volume_names
 from allranks.errors import EngineError, ExitCode
 from allranks.images import docker_client
 from allranks.images.docker_client import connect
-from allranks.images.leftovers import LABEL, unjudged_builders
-from allranks.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABEL, locks_place, own_run
+from allranks.images.leftovers import LABEL, foreign_builders
+from allranks.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABEL, locks_id, own_run
 from allranks.protocol.records import Notice
 
 REMOVED = ["remove", "remove_volume", "remove_volume"]
-"""What is called for at the end of every job, however it ends."""
+"""The requests at the end of every job."""
 
 
 @pytest.fixture
@@ -114,17 +114,17 @@ def test_a_daemon_that_is_lost_while_a_job_runs_is_an_error(fake, spec, step):
     assert client.names[-3:] == REMOVED
 
 
-def test_a_container_that_somebody_removes_while_its_job_runs_is_told_so(fake, spec):
+def test_a_container_that_is_removed_while_its_job_runs_is_an_error(fake, spec):
     gone = NotFound("404", explanation="No such container: abc")
     client = fake(wait=gone, inspect=gone)
     with engine_of(client).start(spec) as job:
         client.daemon.close()
-        with pytest.raises(EngineError, match="it was removed while the job ran") as raised:
+        with pytest.raises(EngineError, match="was removed while the job ran") as raised:
             job.wait(ignore)
     assert "No such container" in raised.value.why
 
 
-def test_a_daemon_that_is_gone_is_told_in_words_and_not_in_tuples(fake, spec):
+def test_a_lost_daemon_is_reported_as_a_sentence(fake, spec):
     gone = requests.ConnectionError(("Connection aborted.", FileNotFoundError(2, "No such file or directory")))
     gone.__context__ = FileNotFoundError(2, "No such file or directory")
     with pytest.raises(EngineError) as raised, engine_of(fake(create=gone)).start(spec):
@@ -142,7 +142,7 @@ def test_a_connection_that_breaks_while_a_job_runs_is_an_error_too(fake, spec, m
 
 
 class Broken:
-    """A socket that is readable, and then refuses."""
+    """A socket that is readable, but fails when it is read."""
 
     def __init__(self, real):
         self._real = real
@@ -168,7 +168,7 @@ def test_going_after_the_container_has_ended_is_no_error(fake, spec):
         job.wait(ignore)
 
 
-def test_a_container_out_of_memory_says_so(fake, spec):
+def test_a_container_out_of_memory_is_reported(fake, spec):
     client = fake()
     client.states[ID] = {"ExitCode": 137, "OOMKilled": True}
     with engine_of(client).start(spec) as job:
@@ -177,7 +177,7 @@ def test_a_container_out_of_memory_says_so(fake, spec):
     assert (ending.status, ending.out_of_memory, ending.timed_out) == (137, True, False)
 
 
-def test_what_the_daemon_says_about_an_end_stands_in_for_missing_output(fake, spec):
+def test_the_error_of_the_daemon_replaces_missing_output(fake, spec):
     client = fake()
     client.states[ID] = {"ExitCode": 127, "Error": "exec: python3: not found"}
     with engine_of(client).start(spec) as job:
@@ -185,23 +185,23 @@ def test_what_the_daemon_says_about_an_end_stands_in_for_missing_output(fake, sp
         assert job.wait(ignore).output == "exec: python3: not found"
 
 
-def test_records_and_other_output_are_told_apart(fake, spec):
-    client, said = fake(), []
+def test_records_and_other_output_are_separated(fake, spec):
+    client, records = fake(), []
     with engine_of(client).start(spec) as job:
         say(client, Notice(text="hello"))
         client.daemon.sendall(frame(2, b"oops"))
         client.daemon.shutdown(socket.SHUT_WR)
-        ending = job.wait(lambda *each: said.append(each))
-    assert (said, ending.output) == ([(0, Notice(text="hello"))], "oops")
+        ending = job.wait(lambda *record: records.append(record))
+    assert (records, ending.output) == ([(0, Notice(text="hello"))], "oops")
 
 
-def test_a_container_whose_output_is_damaged_is_still_seen_to_end_with_its_files(fake, spec):
-    client, said = fake(), []
+def test_a_container_with_damaged_output_still_ends_with_its_files(fake, spec):
+    client, records = fake(), []
     with engine_of(client).start(spec) as job:
         client.daemon.sendall(frame(1, b"\x1enonsense\n"))
         end_agent(client, status=1)
-        assert job.wait(lambda *each: said.append(each)).status == 1
-    assert said == [(0, Damage("record 1, from byte 0 on, is not JSON"))]
+        assert job.wait(lambda *record: records.append(record)).status == 1
+    assert records == [(0, Damage("record 1, from byte 0 on, is not JSON"))]
 
 
 def test_stopping_ends_the_agents_input_and_waits_for_its_end(fake, spec):
@@ -225,7 +225,7 @@ def test_an_agent_that_does_not_stop_is_killed_once(fake, spec, monkeypatch):
 
 
 def test_the_connection_is_shut_before_a_container_is_killed(fake, spec, monkeypatch):
-    """While output waits to be read, a daemon answers no request to kill."""
+    """With unread output, a daemon does not answer a request to kill a container."""
     monkeypatch.setattr(agents, "STOP_GRACE", 0.0)
     client = fake()
     killed = []
@@ -268,22 +268,22 @@ def test_results_that_cannot_be_had_are_an_error(fake, spec, failure, tmp_path):
             job.collect(tmp_path)
 
 
-def test_the_end_of_the_agent_is_told_by_its_keeper_and_its_files_are_still_there(fake, spec):
-    client, said = fake(), []
+def test_the_container_init_reports_the_end_of_the_agent_and_keeps_its_files(fake, spec):
+    client, records = fake(), []
     with engine_of(client).start(spec) as job:
         end_agent(client, status=-9, memory_kills=1)
-        ending = job.wait(lambda *each: said.append(each))
+        ending = job.wait(lambda *record: records.append(record))
         assert client.daemon.recv(100) == b"begin\n"
         client.daemon.setblocking(False)
         with pytest.raises(BlockingIOError):  # the end of its input would have the keeper leave
             client.daemon.recv(100)
     assert (ending.status, ending.out_of_memory, ending.timed_out) == (-9, True, False)
-    assert said == []
+    assert records == []
     assert client.names[-3:] == REMOVED
     assert "wait" not in client.names
 
 
-OUTSIDE = "It was killed or stopped from outside (docker kill, docker stop), or its daemon ended."
+OUTSIDE = "Another program killed or stopped it (docker kill, docker stop), or its daemon ended."
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ OUTSIDE = "It was killed or stopped from outside (docker kill, docker stop), or 
     ],
     ids=str,
 )
-def test_a_container_that_ends_before_its_agent_takes_the_files_along_and_that_is_said(fake, spec, state, what, why):
+def test_a_container_that_ends_before_its_agent_loses_the_files_which_is_an_error(fake, spec, state, what, why):
     client = fake()
     client.states[ID] = state
     with engine_of(client).start(spec) as job:
@@ -323,14 +323,12 @@ def test_results_that_are_no_archive_are_an_error(fake, spec, tmp_path):
 @pytest.mark.parametrize(
     ("state", "what"),
     [
-        ({"Paused": True, "Running": True}, "was paused (docker pause) until its time was up, and its files are lost"),
-        ({"Running": True}, "did not end on request, and its files are lost"),
+        ({"Paused": True, "Running": True}, "was paused (docker pause) until its time limit, and its files are lost"),
+        ({"Running": True}, "did not stop on request, and its files are lost"),
     ],
     ids=str,
 )
-def test_a_container_that_allranks_has_to_kill_is_told_with_what_kept_it_from_ending(
-    fake, make_spec, monkeypatch, state, what
-):
+def test_a_container_that_allranks_kills_is_an_error_with_the_reason(fake, make_spec, monkeypatch, state, what):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
     client = fake()
     client.states[ID] = {**state, "ExitCode": 137}
@@ -343,8 +341,8 @@ def test_a_container_that_allranks_has_to_kill_is_told_with_what_kept_it_from_en
 
 
 @pytest.mark.parametrize("step", ["remove", "remove_volume"])
-def test_what_somebody_else_removes_at_that_moment_is_removed_all_the_same(fake, spec, step):
-    """The daemon refuses while it is at it: who takes that for an answer leaves the volumes."""
+def test_an_object_that_another_process_is_removing_is_removed(fake, spec, step):
+    """The daemon rejects a second removal, so the volumes must be removed afterwards."""
     client = fake()
     perform, refused = client._call, []
 
@@ -381,7 +379,7 @@ REMAINS = ["container allranks-dead", "volume of-dead", "network of-dead"]
 
 @pytest.fixture
 def left_over(fake):
-    """A daemon with what a dead run and a living one have left."""
+    """A fake daemon with objects of a dead run and of a live one."""
 
     def make(**failures):
         client = fake(**failures)
@@ -410,7 +408,7 @@ def test_remains_are_named_and_stay(left_over):
 
 
 @pytest.mark.usefixtures("locks")
-def test_a_network_in_which_somebody_else_is_stays(left_over):
+def test_a_network_in_use_by_others_is_kept(left_over):
     client = left_over(remove_network=refusal(403, "has active endpoints"))
     with own_run("alive"):
         assert engine_of(client).clean_up().dead == REMAINS[:2]
@@ -420,32 +418,32 @@ def test_a_network_in_which_somebody_else_is_stays(left_over):
 def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_other(fake, make_spec):
     client = fake()
     has, has_not = (make_spec(image="i", gpus=gpus).labels for gpus in (("GPU-a", "GPU-b"), ("GPU-c",)))
-    here, same_locks = {HOST_LABEL: docker_objects.host_id()}, {HOST_LABEL: "other", LOCKS_LABEL: locks_place()}
+    here, same_locks = {HOST_LABEL: docker_objects.host_id()}, {HOST_LABEL: "other", LOCKS_LABEL: locks_id()}
     client.listed = [
         {"Id": "id-a", "Labels": {**has, **here}},
         {"Id": "id-b", "Labels": {**has, **same_locks}},
         {"Id": "id-c", "Labels": {**has_not, **here}},
         {"Id": "id-d", "Labels": {**has, HOST_LABEL: "other", LOCKS_LABEL: "other"}},
     ]
-    engine_of(client).vacate(("GPU-b",))
+    engine_of(client).evict(("GPU-b",))
     assert client.calls[0][2]["label"] == ["allranks=1", "allranks.gpus"]
     assert [call[1] for call in client.calls if call[0] == "remove"] == ["id-a", "id-b"]
 
 
 def test_a_gpu_that_a_dead_runs_container_does_not_let_go_is_an_error(fake, make_spec, monkeypatch):
-    monkeypatch.setattr(docker_objects, "_VACATED_WITHIN", 0.2)
+    monkeypatch.setattr(docker_objects, "_EVICTED_WITHIN", 0.2)
     client = fake(remove=refusal(500, "cannot kill container"))
     labels = {**make_spec(image="i", gpus=("a",)).labels, HOST_LABEL: docker_objects.host_id()}
     client.listed = [{"Id": "id", "Names": ["/allranks-dead"], "Labels": labels}]
     with pytest.raises(EngineError, match="allranks-dead of a dead run still has a GPU"):
-        engine_of(client).vacate(("a",))
+        engine_of(client).evict(("a",))
     assert client.names.count("remove") > 1
 
 
 @pytest.mark.usefixtures("locks")
-@pytest.mark.parametrize(("place", "removed"), [(locks_place, ["container gone"]), (lambda: "elsewhere", [])])
+@pytest.mark.parametrize(("place", "removed"), [(locks_id, ["container gone"]), (lambda: "elsewhere", [])])
 def test_what_is_of_another_container_is_judged_only_by_locks_that_are_visible_here(left_over, place, removed):
-    """A run in a container of its own has another id of a host; its locks are in a folder that is named."""
+    """A run in another container has another host id, but the same lock folder."""
     client = left_over()
     labels = {HOST_LABEL: "of.another.container", LOCKS_LABEL: place()}
     client.listed = [
@@ -457,49 +455,49 @@ def test_what_is_of_another_container_is_judged_only_by_locks_that_are_visible_h
         assert engine_of(client).clean_up().dead == removed
 
 
-def test_what_a_run_makes_names_the_place_of_its_locks(fake, make_spec):
+def test_objects_of_a_run_have_the_id_of_its_lock_folder(fake, make_spec):
     client = fake(start=refusal())
     with suppress(EngineError), engine_of(client).start(make_spec(image="i")):
         pass
     [request] = [call[2] for call in client.calls if call[0] == "create"]
-    assert request["labels"][LOCKS_LABEL] == locks_place()
+    assert request["labels"][LOCKS_LABEL] == locks_id()
 
 
 @pytest.fixture
 def runner(monkeypatch, tmp_path):
-    """``runner(ALLRANKS_LOCKS, ...)``: a process that sees the host's daemon and folder of locks, or does not."""
+    """``runner(ALLRANKS_LOCKS, ...)``: simulate a process with or without access to the daemon and its locks."""
 
-    def make(*, named="", is_mounted=False, sees_daemon=False):
+    def make(*, named="", is_mounted=False, is_daemon_local=False):
         monkeypatch.delenv(LOCKS_VARIABLE, raising=False)
         if named:
             monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path / named))
-        monkeypatch.setattr(docker_client, "sees_daemon", lambda: sees_daemon)
+        monkeypatch.setattr(docker_client, "is_daemon_local", lambda: is_daemon_local)
         monkeypatch.setattr(Path, "is_mount", lambda _: is_mounted)
 
     return make
 
 
-@pytest.mark.parametrize("place", [{"named": "shared"}, {"is_mounted": True}, {"sees_daemon": True}], ids=str)
+@pytest.mark.parametrize("place", [{"named": "shared"}, {"is_mounted": True}, {"is_daemon_local": True}], ids=str)
 def test_gpus_are_leased_where_other_runs_see_the_leases(fake, runner, place):
     runner(**place)
     engine_of(fake()).check_leases()
 
 
-def test_gpus_are_not_leased_beside_a_daemon_whose_locks_are_not_visible(fake, runner):
+def test_gpus_are_not_leased_if_the_locks_of_the_daemons_host_are_inaccessible(fake, runner):
     runner()
     client = fake()
-    with pytest.raises(EngineError, match="does not see the locks of the Docker daemon's host") as error:
+    with pytest.raises(EngineError, match="cannot access the locks of the Docker daemon's host") as error:
         engine_of(client).check_leases()
     assert error.value.exit_code == ExitCode.INFRASTRUCTURE
     assert "Mount the host's /run/lock/allranks" in error.value.remedy
-    assert f"{LOCKS_VARIABLE}=DIR" in error.value.remedy
+    assert f"set {LOCKS_VARIABLE} to a folder" in error.value.remedy
     assert client.calls == [], "no container is asked"
 
 
 def test_a_daemon_elsewhere_is_not_seen(monkeypatch):
     for address in ("tcp://docker:2375", "ssh://user@host", "http://127.0.0.1:2375", "npipe:////./pipe/docker"):
         monkeypatch.setenv("DOCKER_HOST", address)
-        assert not docker_client.sees_daemon()
+        assert not docker_client.is_daemon_local()
 
 
 def test_a_daemon_of_this_process_namespace_is_seen(monkeypatch, tmp_path):
@@ -507,13 +505,13 @@ def test_a_daemon_of_this_process_namespace_is_seen(monkeypatch, tmp_path):
         daemon.bind(str(tmp_path / "docker.sock"))
         daemon.listen()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
-        assert docker_client.sees_daemon()
+        assert docker_client.is_daemon_local()
 
 
 def test_a_container_of_a_finished_image_is_of_no_unfinished_build():
     container = {"Labels": {LABEL: ""}, "State": "running"}
     client = SimpleNamespace(images=lambda **_: [], containers=lambda **_: [container])
-    assert unjudged_builders(client) == []
+    assert foreign_builders(client) == []
 
 
 def test_a_job_without_gpus_is_not_looked_at_for_them(make_spec):
@@ -522,7 +520,7 @@ def test_a_job_without_gpus_is_not_looked_at_for_them(make_spec):
 
 @pytest.fixture
 def elsewhere(locks):  # noqa: ARG001 - they are of the host that is named here
-    """The id of another boot of this machine, and when this boot began."""
+    """The id of another boot of this machine, and the time of the current boot."""
     machine, _, spaces = ownership.host_id().split(".")
     return f"{machine}.{'0' * 16}.{spaces}", time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -561,7 +559,7 @@ def test_what_is_left_of_an_earlier_boot_of_this_host_is_removed(fake, elsewhere
 
 @pytest.mark.usefixtures("locks")
 def test_what_has_our_label_and_is_no_runs_stays(fake):
-    """The container that asks a base image for its Python, for one: builds see to it."""
+    """Such as the container that probes the Python of a base image, which belongs to builds."""
     client = fake()
     client.listed = [{"Id": "id", "Labels": {"allranks": "1", "allranks.host": docker_objects.host_id()}}]
     engine = engine_of(client)

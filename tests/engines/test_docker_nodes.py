@@ -1,4 +1,4 @@
-"""Jobs on several nodes on the docker engine, against a daemon that only remembers: every way in and out."""
+"""Jobs on several nodes on the docker engine, with a fake daemon."""
 
 import io
 import tarfile
@@ -28,7 +28,7 @@ def spec(make_spec):
 
 
 def say(client, identifier, *records, status=0):
-    """Have an agent report something, and end."""
+    """Make an agent send records, and end."""
     for record in records:
         fake_daemon.say(client, record, identifier)
     end_agent(client, identifier, status=status)
@@ -54,18 +54,18 @@ def test_the_network_is_made_first_and_removed_last_and_every_node_is_attached_b
 
 def test_no_agent_begins_before_its_files_are_there(fake, spec):
     client = fake()
-    put_archive, said = client.put_archive, []
+    put_archive, responses = client.put_archive, []
 
     def look(*arguments):
         for identifier in (FIRST, SECOND):
             client.wire(identifier).daemon.setblocking(False)
             with pytest.raises(BlockingIOError):
                 client.wire(identifier).daemon.recv(10)
-        said.append(put_archive(*arguments))
+        responses.append(put_archive(*arguments))
 
     client.put_archive = look
     with engine_of(client).start(spec):
-        assert len(said) == 1
+        assert len(responses) == 1
         for identifier in (FIRST, SECOND):
             assert client.wire(identifier).daemon.recv(10) == b"begin\n"
             end_agent(client, identifier)
@@ -80,7 +80,7 @@ def test_one_node_needs_no_network(fake, make_spec):
 
 def test_a_network_that_cannot_be_made_leaves_nothing(fake, spec):
     client = fake(create_network=refusal(500, "no such driver"))
-    with pytest.raises(EngineError, match="The network of gloo-w2-g0-env/tiny could not be made") as error:
+    with pytest.raises(EngineError, match="The network of gloo-w2-g0-env/tiny could not be created") as error:
         engine_of(client).start(spec).__enter__()
     assert error.value.why == "no such driver"
     assert client.names == ["create_network"]
@@ -94,7 +94,7 @@ def test_a_network_that_cannot_be_made_leaves_nothing(fake, spec):
     ],
     ids=["20.10", "28"],
 )
-def test_a_daemon_without_addresses_for_one_more_network_is_told_with_the_way_out(fake, spec, text):
+def test_a_daemon_without_addresses_is_an_error_with_a_remedy(fake, spec, text):
     with pytest.raises(EngineError, match="network") as error:
         engine_of(fake(create_network=refusal(404, text))).start(spec).__enter__()
     assert "docker network prune" in error.value.remedy
@@ -115,7 +115,7 @@ def test_what_the_daemon_may_have_made_without_answering_is_removed_by_its_name(
     ]
 
 
-def test_a_name_that_somebody_else_has_is_left_to_them(fake, spec):
+def test_an_existing_container_with_the_name_is_not_removed(fake, spec):
     client = fake(create_network=refusal(409, "network with that name already exists"))
     with pytest.raises(EngineError, match="network"):
         engine_of(client).start(spec).__enter__()
@@ -153,14 +153,14 @@ def test_ctrl_c_between_any_two_steps_removes_what_there_is(fake, spec, step):
     assert step == "create_network" or client.names[-3:] == REMOVED[2:]
 
 
-def test_a_container_whose_removal_has_begun_was_not_merely_killed(fake, spec):
+def test_a_container_that_is_being_removed_was_not_only_killed(fake, spec):
     client = fake()
     client.states[SECOND] = {"Status": "removing", "ExitCode": 137}
     client.networks_of[SECOND] = []
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET)
         say(client, SECOND)
-        with pytest.raises(EngineError, match="node 1 of gloo-w2-g0-env/tiny is gone: it was removed while"):
+        with pytest.raises(EngineError, match="node 1 of gloo-w2-g0-env/tiny was removed while"):
             job.wait(ignore)
 
 
@@ -171,7 +171,7 @@ def test_a_container_that_is_removed_by_hand_is_an_error_that_names_its_node(fak
         say(client, SECOND)
         with pytest.raises(
             EngineError,
-            match="The container of node 1 of gloo-w2-g0-env/tiny is gone: it was removed while the job ran",
+            match="The container of node 1 of gloo-w2-g0-env/tiny was removed while the job ran",
         ):
             job.wait(ignore)
     assert client.names[-5:] == REMOVED
@@ -187,7 +187,7 @@ def test_a_container_that_is_taken_out_of_the_network_is_an_error_that_names_its
             job.wait(ignore)
 
 
-def test_nodes_whose_network_is_removed_before_they_met_do_not_wait_for_each_other(fake, spec, monkeypatch):
+def test_nodes_whose_network_is_removed_early_do_not_wait_for_each_other(fake, spec, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
     client = fake()
     client.networks_of[SECOND] = []
@@ -200,7 +200,7 @@ def test_nodes_whose_network_is_removed_before_they_met_do_not_wait_for_each_oth
 
 def test_a_daemon_that_cannot_say_whether_nodes_have_a_network_ends_no_job(fake, spec, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.01)
-    monkeypatch.setattr(docker_job, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(docker_job, "_NETWORK_POLL", 0.0)
     client = fake({("inspect", FIRST): refusal(500, "busy")})
     with engine_of(client).start(spec) as job:
         threading.Timer(0.2, lambda: (say(client, SECOND), say(client, FIRST, MET))).start()
@@ -209,7 +209,7 @@ def test_a_daemon_that_cannot_say_whether_nodes_have_a_network_ends_no_job(fake,
     assert ("kill", FIRST) not in client.calls
 
 
-def test_how_the_agent_of_each_node_ended_is_told(fake, spec):
+def test_the_exit_of_each_nodes_agent_is_reported(fake, spec):
     client = fake()
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET)
@@ -218,7 +218,7 @@ def test_how_the_agent_of_each_node_ended_is_told(fake, spec):
     assert ending == JobExit(status=0, followers=(NodeExit(status=-9, out_of_memory=True),))
 
 
-def test_a_container_that_is_killed_is_told_with_the_status_that_the_daemon_knows(fake, spec):
+def test_a_killed_container_is_reported_with_its_status(fake, spec):
     client = fake()
     client.states[SECOND] = {"ExitCode": 137, "OOMKilled": True}
     with engine_of(client).start(spec) as job:
@@ -259,7 +259,7 @@ def test_a_daemon_that_refuses_to_let_a_node_go_on_is_no_error(fake, spec, monke
         assert job.wait(ignore).status == 0
 
 
-def test_a_node_that_had_been_paused_and_ends_well_is_told_of(fake, spec):
+def test_a_node_that_was_paused_and_ends_normally_is_reported(fake, spec):
     client = fake()
     client.states[SECOND] = {"Paused": True, "Running": True}
     client.unpause = lambda identifier: end_agent(client, identifier)
@@ -268,7 +268,7 @@ def test_a_node_that_had_been_paused_and_ends_well_is_told_of(fake, spec):
         assert job.wait(ignore).followers == (NodeExit(status=0, output="It had been paused."),)
 
 
-def test_a_container_that_somebody_has_put_into_the_network_does_not_keep_it_there(fake, spec):
+def test_a_network_is_removed_even_if_another_container_is_connected(fake, spec):
     client = fake(disconnect=NotFound("it is gone"))
     client.strangers = ["stranger"]
     with engine_of(client).start(spec) as job:
@@ -279,12 +279,12 @@ def test_a_container_that_somebody_has_put_into_the_network_does_not_keep_it_the
 
 
 def test_records_come_with_the_node_that_they_are_of(fake, spec):
-    client, said = fake(), []
+    client, records = fake(), []
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET, Notice(text="leads"))
         say(client, SECOND, Notice(text="follows"))
-        job.wait(lambda *each: said.append(each))
-    assert sorted(said, key=str) == [(0, MET), (0, Notice(text="leads")), (1, Notice(text="follows"))]
+        job.wait(lambda *record: records.append(record))
+    assert sorted(records, key=str) == [(0, MET), (0, Notice(text="leads")), (1, Notice(text="follows"))]
 
 
 def results(**files):
@@ -299,7 +299,7 @@ def results(**files):
 
 @pytest.fixture
 def both(fake):
-    """A daemon with the results of two nodes."""
+    """A fake daemon with the results of two nodes."""
 
     def make(failures=None):
         client = fake(failures)
@@ -317,7 +317,7 @@ EVERYTHING = {"agent.log": "0", "rank-0.log": "0", "agent-1.log": "1", "rank-1.l
 
 @pytest.fixture
 def collect(spec, tmp_path):
-    """Runs a job of which the agents of some nodes end, and the containers of the others: what comes home."""
+    """Run a job in which the agents of some nodes and the containers of others end; return the collected results."""
 
     def run(client, *ends):
         with engine_of(client).start(spec) as job:
@@ -342,9 +342,7 @@ def test_results_of_all_nodes_come_home_into_one_folder(both, collect, tmp_path)
 
 
 @pytest.mark.parametrize(("node", "alive"), [(0, SECOND), (1, FIRST)])
-def test_results_of_a_node_whose_container_has_ended_come_home_with_an_error_that_names_it(
-    both, collect, tmp_path, node, alive
-):
+def test_results_of_a_node_without_a_container_are_collected_with_an_error(both, collect, tmp_path, node, alive):
     client = both()
     with pytest.raises(EngineError, match=rf"The container of node {node} of .* ended before its agent did\.") as error:
         collect(client, alive)
@@ -366,7 +364,7 @@ def test_results_that_one_container_does_not_give_another_one_gives(both, collec
     assert home(tmp_path) == EVERYTHING
 
 
-def test_results_of_which_every_container_has_ended_are_gone(both, collect, tmp_path):
+def test_results_are_lost_if_all_containers_have_ended(both, collect, tmp_path):
     with pytest.raises(EngineError, match=r"The container of node 0 of .* did, and its files are lost"):
         collect(both())
     assert home(tmp_path) == {}

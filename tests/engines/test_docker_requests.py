@@ -1,4 +1,4 @@
-"""What the docker engine asks the daemon for."""
+"""The docker engine's requests to the daemon."""
 
 import io
 import json
@@ -50,12 +50,12 @@ def test_containers_have_no_capability_and_get_none(request_of):
     )
 
 
-def test_containers_run_as_a_user_that_nobody_is(request_of):
+def test_containers_run_as_an_unassigned_user(request_of):
     assert request_of["user"] == f"{USER}:{USER}"
 
 
 def test_the_first_process_of_a_container_is_the_one_that_keeps_its_files(request_of):
-    """An init process of the engine's would have the container's output, and tests could open that."""
+    """Tests could open the container's output through Docker's init process."""
     assert "init" not in request_of["host_config"]
 
 
@@ -98,10 +98,10 @@ def test_volumes_have_room_for_what_is_copied_in_for_results_and_for_what_tests_
     spec = make_spec(image="i")
     job, shared = creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]["mounts"]
     options = [mount["VolumeOptions"]["DriverConfig"]["Options"] for mount in (job, shared)]
-    assert [each["type"] for each in options] == ["tmpfs", "tmpfs"]
+    assert [option["type"] for option in options] == ["tmpfs", "tmpfs"]
     assert options[0]["o"].startswith(f"size={4096 + RESULTS_BYTES},")
     assert options[1]["o"].startswith(f"size={spec.resources.disk_bytes},")
-    assert all("nosuid,nodev" in each["o"] for each in options)
+    assert all("nosuid,nodev" in option["o"] for option in options)
     assert (f"uid={USER}" in options[0]["o"], f"uid={USER}" in options[1]["o"]) == (False, True)
 
 
@@ -135,7 +135,7 @@ def test_logs_are_not_kept_by_the_daemon(request_of):
 
 
 def test_containers_write_no_core_files_and_have_no_other_limit_of_a_user(request_of):
-    """One of open files may be above the daemon's own, and one of processes counts those of all jobs of the host."""
+    """A limit of open files may exceed the daemon's, and one of processes counts those of all jobs of the host."""
     assert request_of["host_config"]["ulimits"] == [{"Name": "core", "Soft": 0, "Hard": 0}]
     assert request_of["host_config"]["pids_limit"] > 0
 
@@ -151,29 +151,29 @@ def test_a_job_may_use_a_cpu_for_each_rank_and_leaves_some_where_there_are_many(
 
 
 def test_a_job_counts_against_others_by_its_ranks(make_spec):
-    """One of two ranks as much as a container of anybody else's, which has 1024."""
+    """A job of two ranks gets as many as any other container, 1024."""
     config = creation_request(make_spec(image="i"), {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]
     assert config["cpu_shares"] == 512 * make_spec().resources.cpus
     assert [_cpu_settings(ranks, DAEMON)["cpu_shares"] for ranks in (1, 2, 8)] == [512, 1024, 4096]
 
 
 def test_a_kernel_that_cannot_limit_cpus_is_asked_for_shares_alone():
-    """The daemon would refuse the container."""
+    """The daemon would reject the container."""
     assert set(_cpu_settings(2, replace(DAEMON, limits_cpus=False))) == {"cpu_shares"}
 
 
-def test_a_daemon_is_known_by_what_it_says_of_itself():
-    said = {"NCPU": 4, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=default", "name=rootless"]}
-    assert Daemon.of_info(said) == Daemon(cpus=4, limits_cpus=True, has_seccomp=True)
+def test_the_capabilities_of_a_daemon_are_read_from_its_info():
+    info = {"NCPU": 4, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=default", "name=rootless"]}
+    assert Daemon.of_info(info) == Daemon(cpus=4, limits_cpus=True, has_seccomp=True)
     assert Daemon.of_info({"NCPU": 4, "SecurityOptions": None}) == Daemon(cpus=4, limits_cpus=False, has_seccomp=False)
 
 
 def profile_of(request):
-    [option] = [each for each in request["host_config"]["security_opt"] if each.startswith("seccomp=")]
+    [option] = [option for option in request["host_config"]["security_opt"] if option.startswith("seccomp=")]
     return json.loads(option.removeprefix("seccomp="))
 
 
-def test_system_calls_are_filtered_by_our_own_list_unless_the_matrix_file_or_the_kernel_says_otherwise(make_spec):
+def test_system_calls_are_filtered_unless_the_matrix_file_or_the_kernel_prevents_it(make_spec):
     spec = make_spec(image="i")
     assert profile_of(creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON))["defaultAction"] == "SCMP_ACT_ERRNO"
     for changed, daemon in ((replace(spec, seccomp="default"), DAEMON), (spec, replace(DAEMON, has_seccomp=False))):
@@ -190,13 +190,13 @@ def test_agents_are_started_with_the_folders_of_the_volume(request_of):
 
 
 def test_variables_of_the_job_win_except_those_that_make_it_run(make_spec):
-    asked = {"HOME": "/tmp", "PYTHONPATH": "/evil", "NCCL_DEBUG": "WARN"}
-    made = container_environment(make_spec(run_id="r", environment=asked))
+    variables = {"HOME": "/tmp", "PYTHONPATH": "/evil", "NCCL_DEBUG": "WARN"}
+    made = container_environment(make_spec(run_id="r", environment=variables))
     assert (made["HOME"], made["NCCL_DEBUG"]) == ("/tmp", "WARN")
     assert made["PYTHONPATH"] == "/job/agent"
 
 
-def test_a_list_of_tests_lies_where_its_variable_says(make_spec):
+def test_the_variable_of_a_list_of_tests_is_its_path(make_spec):
     copies = (FileCopy(source=Path("list.json"), target=LISTS / "DISABLED_TESTS_FILE"),)
     made = container_environment(make_spec(run_id="r", files=copies))
     assert made["DISABLED_TESTS_FILE"] == "/job/code/.test-lists/DISABLED_TESTS_FILE"
@@ -213,7 +213,7 @@ def test_archive_has_each_folder_of_the_job_and_its_config(make_spec):
 
 @pytest.fixture
 def nodes_of(make_spec):
-    """What each node of a job has."""
+    """The specification of each node of a job."""
 
     def make(**changes):
         return specs_of_nodes(make_spec(image="i", run_id="r", nodes=2, **changes), "hush-hush")
@@ -233,7 +233,7 @@ def test_nodes_meet_at_the_leaders_name_and_have_one_token(nodes_of):
     assert {spec.agent.master_addr for spec in nodes_of()} == {"node0"}
 
 
-def test_each_node_has_a_container_of_its_own_name_that_says_which_node_it_is(nodes_of):
+def test_each_node_has_a_container_with_the_node_in_its_name(nodes_of):
     specs = nodes_of()
     first, second = map(container_name, specs)
     assert "-node0-" in first
@@ -262,13 +262,13 @@ def test_the_network_of_nodes_leads_nowhere_and_not_to_the_host(nodes_of):
     assert request["options"] == {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
 
-def test_nodes_have_no_name_server_that_knows_more_than_them(nodes_of):
+def test_nodes_resolve_only_the_names_of_nodes(nodes_of):
     config = creation_request(nodes_of()[1], {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]
     assert (config["dns"], config["dns_search"]) == (["127.0.0.1"], ["."])
     assert "extra_hosts" not in config
 
 
-def test_ranks_of_several_nodes_meet_over_the_jobs_network_unless_the_matrix_file_says_otherwise(nodes_of):
+def test_ranks_on_several_nodes_use_the_jobs_network_unless_the_matrix_file_changes_it(nodes_of):
     names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     made = container_environment(nodes_of()[0])
     assert {name: made[name] for name in names} == dict.fromkeys(names, "eth0")
@@ -332,16 +332,16 @@ def test_each_node_has_the_limits_of_its_own_ranks(nodes_of):
 def test_no_agent_tries_a_gpu_that_its_node_does_not_have(nodes_of):
     to_check = tuple(GpuToCheck(gpu=gpu, visible=gpu, name=gpu) for gpu in ("a", "b"))
     specs = nodes_of(gpus=("a", "b"), check_gpus=to_check)
-    assert [[each.gpu for each in spec.agent.check_gpus] for spec in specs] == [["a"], ["b"]]
+    assert [[check.gpu for check in spec.agent.check_gpus] for spec in specs] == [["a"], ["b"]]
 
 
 def test_a_gpu_that_is_known_by_its_number_has_that_among_those_of_its_node(nodes_of):
     to_check = tuple(GpuToCheck(gpu=gpu, visible=str(place), name=gpu) for place, gpu in enumerate("ab"))
     specs = nodes_of(gpus=("a", "b"), check_gpus=to_check)
-    assert [[each.visible for each in spec.agent.check_gpus] for spec in specs] == [["0"], ["0"]]
+    assert [[check.visible for check in spec.agent.check_gpus] for spec in specs] == [["0"], ["0"]]
 
 
-def test_a_project_that_is_copied_lies_on_pythons_path(make_spec, tmp_path):
+def test_a_copied_project_is_on_pythons_path(make_spec, tmp_path):
     (tmp_path / "hello").mkdir()
     (tmp_path / "hello" / "__init__.py").write_text("WORD = 'one'")
     spec = make_spec(image="i", python_path=(tmp_path,))

@@ -1,4 +1,4 @@
-"""Files that come home whole or not at all."""
+"""Result files are copied completely or not at all."""
 
 import io
 import os
@@ -8,9 +8,9 @@ from itertools import chain
 import pytest
 
 from allranks.engines import agents
-from allranks.engines.agents import bring_home
+from allranks.engines.agents import collect_results
 from allranks.engines.archive import unpack
-from allranks.engines.intake import draft_of
+from allranks.engines.result_files import draft_of
 
 
 def fails(*_):
@@ -27,7 +27,7 @@ def home(tmp_path):
     return folder
 
 
-def test_a_file_takes_the_place_of_another_at_the_end(home):
+def test_a_file_replaces_another_at_the_end(home):
     target = home / "events-agent.jsonl"
     with draft_of(target) as draft:
         draft.write_text("own")
@@ -36,16 +36,16 @@ def test_a_file_takes_the_place_of_another_at_the_end(home):
     assert list(home.iterdir()) == [target]
 
 
-def test_a_full_disk_cuts_nothing_that_a_copied_folder_brings_anew(home, tmp_path, monkeypatch):
+def test_a_full_disk_truncates_no_file_of_a_copied_folder(home, tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "events-agent.jsonl").write_text("own")
     monkeypatch.setattr(agents, "_pieces", fails)
     with pytest.raises(OSError, match="No space left"):
-        bring_home([tmp_path / "results"], home)
+        collect_results([tmp_path / "results"], home)
     assert {path.name: path.read_text() for path in home.iterdir()} == {"events-agent.jsonl": "heard"}
 
 
-def test_a_full_disk_cuts_nothing_that_an_archive_brings_anew(home):
+def test_a_full_disk_truncates_no_file_of_an_archive(home):
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         info = tarfile.TarInfo("results/events-agent.jsonl")

@@ -15,19 +15,19 @@ frames = st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=40)), max_size
 
 
 def joined(found):
-    """What each stream said in a row."""
-    for stream, parts in itertools.groupby(found, key=lambda each: each[0]):
+    """The output of each stream, joined."""
+    for stream, parts in itertools.groupby(found, key=lambda piece: piece[0]):
         if payload := b"".join(part for _, part in parts):
             yield stream, payload
 
 
 @given(frames, st.lists(st.integers(min_value=0), max_size=12))
 def test_payloads_come_out_the_same_however_the_bytes_are_cut(wanted, places):
-    data = b"".join(frame(*each) for each in wanted)
+    data = b"".join(frame(*piece) for piece in wanted)
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     reader = FrameReader()
-    found = [each for start, end in itertools.pairwise(edges) for each in reader.feed(data[start:end])]
-    assert list(joined(found)) == list(joined(each for each in wanted if each[1]))
+    found = [piece for start, end in itertools.pairwise(edges) for piece in reader.feed(data[start:end])]
+    assert list(joined(found)) == list(joined(piece for piece in wanted if piece[1]))
 
 
 def test_a_payload_does_not_wait_for_the_end_of_its_frame():
@@ -45,5 +45,5 @@ def test_a_frame_that_claims_four_gigabytes_is_not_gathered():
     assert sum(len(value) for value in vars(reader).values() if isinstance(value, bytes)) == 0
 
 
-def test_an_empty_frame_says_nothing():
+def test_an_empty_frame_yields_nothing():
     assert list(FrameReader().feed(frame(2, b"") + frame(STDOUT, b"x"))) == [(STDOUT, b"x")]

@@ -1,4 +1,4 @@
-"""Links in a repository: those that lead out of it never bring a file of the host into a job."""
+"""Links that lead out of a repository never copy a file of the host into a job."""
 
 import io
 import os
@@ -21,7 +21,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
 
 @pytest.fixture
 def home(tmp_path):
-    """Files of the host, beside the repository."""
+    """Files of the host outside of the repository."""
     folder = tmp_path / "home"
     (folder / ".ssh").mkdir(parents=True)
     (folder / ".ssh" / "id_rsa").write_text(KEY)
@@ -38,7 +38,7 @@ def repository(tmp_path):
 
 
 def packed(copies):
-    """The names and contents in an archive of these files."""
+    """The names and contents of the entries in an archive of these files."""
     archive = Archive(USER)
     archive.add_copies("code", copies)
     with tarfile.open(fileobj=io.BytesIO(b"".join(archive.pieces()))) as tar:
@@ -50,7 +50,7 @@ def of(repository, *wanted):
 
 
 def replaced(path, target):
-    """A link in the place of what is there."""
+    """Replace a file or folder by a link."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         path.rename(path.with_name(f"was-{path.name}"))
@@ -146,7 +146,7 @@ def test_virtual_environments_are_left_out_and_their_links_need_no_remedy(reposi
 
 @pytest.mark.parametrize("place", ["tests/test_a.py", "tests/unit"])
 def test_a_link_that_replaces_what_was_checked_brings_nothing_in(repository, home, place, monkeypatch):
-    """Whoever can write into the repository while it is copied could win a race."""
+    """A program that writes to the repository during the copy could win a race."""
     (home / ".ssh" / "test_b.py").write_text(KEY)
     walk = archive_module.walk
 
@@ -162,7 +162,7 @@ def test_a_link_that_replaces_what_was_checked_brings_nothing_in(repository, hom
         packed(of(repository, "tests"))
 
 
-def test_a_refused_job_asks_the_daemon_for_nothing(fake, make_spec, repository, home):
+def test_a_rejected_job_sends_no_request_to_the_daemon(fake, make_spec, repository, home):
     replaced(repository / "tests/data", home / ".ssh")
     client = fake()
     spec = make_spec(image="i", code=repository, files=of(repository, "tests"))

@@ -1,4 +1,4 @@
-"""Names of what runs share: one for each object, legal wherever it is used, and readable."""
+"""Names of objects that runs share are unique, valid and readable."""
 
 import re
 
@@ -12,7 +12,7 @@ from allranks.ownership import image_lock
 from allranks.runner import gpu_leases, unhealthy_gpus
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
-"""A label of RFC 1123; Docker's names may have more, but must begin like this."""
+"""A label of RFC 1123; Docker's names may have other characters, but not at the start."""
 
 PARTS = st.lists(st.text(alphabet=st.sampled_from("ab2-_./@\u00e4\udc80"), max_size=90), min_size=1, max_size=4)
 
@@ -27,7 +27,7 @@ def test_different_parts_never_have_one_name(all_parts, longest):
 
 @pytest.fixture
 def names_of(make_spec):
-    """The names of all that Docker has of a job."""
+    """The names of all Docker objects of a job."""
 
     def names(nodes=1, **changes):
         spec = make_spec(image="i", nodes=nodes, **changes)

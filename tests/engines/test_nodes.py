@@ -1,4 +1,4 @@
-"""Jobs on several nodes: posts, results of several folders in one, and the process engine's agents on one host."""
+"""Jobs on several nodes: node configurations, collected results, and the process engine's agents on one host."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engines import intake
 from allranks.engines import process as engine_process
-from allranks.engines.agents import arrange_meeting, bring_home, gpus_of, name_of
+from allranks.engines import result_files
+from allranks.engines.agents import collect_results, gpus_of, reserve_rendezvous, result_name
 from allranks.engines.base import JobExit, NodeExit
 from allranks.engines.package import package_folder
 from allranks.engines.process import ProcessEngine, environment, remove_tree
@@ -31,7 +31,7 @@ def test_reduces(rank):
     dist.all_reduce(tensor)
     assert tensor.item() == 6
 
-def test_ends_as_it_is_told(rank):
+def test_ends_on_request(rank):
     end = os.environ["END"]
     if end and rank == 3:
         os.kill(os.getppid(), int(end))
@@ -40,27 +40,29 @@ def test_ends_as_it_is_told(rank):
 
 
 @pytest.fixture
-def meeting():
-    meeting = arrange_meeting()
-    yield meeting
-    meeting.close()
+def rendezvous():
+    rendezvous = reserve_rendezvous()
+    yield rendezvous
+    rendezvous.close()
 
 
-def test_every_agent_has_its_node_and_all_have_one_port_and_one_token(meeting, make_spec):
+def test_every_agent_has_its_node_and_all_have_one_port_and_one_token(rendezvous, make_spec):
     agent = make_spec(nodes=2).agent
-    posts = [meeting.config_of(agent, node).post for node in range(2)]
+    posts = [rendezvous.agent_config(agent, node).post for node in range(2)]
     assert [post.node for post in posts] == [0, 1]
-    assert {(post.leader, post.port, post.token) for post in posts} == {(*meeting.held.getsockname(), meeting.token)}
+    assert {(post.leader, post.port, post.token) for post in posts} == {
+        (*rendezvous.held.getsockname(), rendezvous.token)
+    }
 
 
-def test_no_two_jobs_have_one_token(meeting):
-    other = arrange_meeting()
+def test_no_two_jobs_have_one_token(rendezvous):
+    other = reserve_rendezvous()
     other.close()
-    assert other.token != meeting.token
+    assert other.token != rendezvous.token
 
 
-def test_nobody_gets_the_port_but_who_asks_for_it_by_number(meeting):
-    address = meeting.held.getsockname()
+def test_only_a_process_that_requests_the_port_by_number_gets_it(rendezvous):
+    address = rendezvous.held.getsockname()
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(address)
     with socket.socket() as leader:
@@ -89,15 +91,15 @@ def test_the_token_is_in_no_record(make_spec):
     assert "very-secret" in spec.agent.to_json()
 
 
-def test_a_config_with_a_post_reads_back(meeting, make_spec, tmp_path):
-    config = meeting.config_of(make_spec(nodes=2).agent, 1)
+def test_a_config_with_a_post_reads_back(rendezvous, make_spec, tmp_path):
+    config = rendezvous.agent_config(make_spec(nodes=2).agent, 1)
     (tmp_path / "config.json").write_text(config.to_json())
     assert AgentConfig.read(tmp_path / "config.json") == config
 
 
 @pytest.fixture
 def folders(tmp_path):
-    """Results of two agents, and where they are to go."""
+    """The results of two agents, and the target folder."""
 
     def make(*contents):
         sources = [tmp_path / f"node-{node}" for node in range(len(contents))]
@@ -121,7 +123,7 @@ def test_files_of_agents_get_their_nodes_number_and_those_of_ranks_keep_their_na
         {"agent.log": "0", "events-agent.jsonl": "0", "rank-0.log": "0"},
         {"agent.log": "1", "events-agent.jsonl": "1", "rank-1.log": "1", "deep/er": "1"},
     )
-    bring_home(sources, home)
+    collect_results(sources, home)
     assert content(home) == {
         "agent.log": "0", "events-agent.jsonl": "0", "rank-0.log": "0",
         "agent-1.log": "1", "events-agent-1.jsonl": "1", "rank-1.log": "1", "deep/er": "1",
@@ -130,7 +132,7 @@ def test_files_of_agents_get_their_nodes_number_and_those_of_ranks_keep_their_na
 
 def test_a_followers_pytest_cache_stays_behind(folders):
     sources, home = folders({f"{PYTEST_CACHE}/v": "0"}, {f"{PYTEST_CACHE}/v": "1"})
-    bring_home(sources, home)
+    collect_results(sources, home)
     assert content(home) == {f"{PYTEST_CACHE}/v": "0"}
 
 
@@ -139,13 +141,13 @@ def test_a_folder_that_is_gone_is_an_error_and_keeps_nothing_else_back(folders, 
     sources, home = folders({"agent.log": "0"}, {"agent.log": "1"})
     shutil.rmtree(sources[missing])
     with pytest.raises(OSError, match=f"node-{missing}"):
-        bring_home(sources, home)
+        collect_results(sources, home)
     assert list(content(home)) == [["agent-1.log"], ["agent.log"]][missing]
 
 
 def test_only_an_agents_own_files_are_renamed():
-    assert name_of(Path("rank-1.log"), 1) == Path("rank-1.log")
-    assert name_of(Path("of-mine/agent"), 1) == Path("of-mine/agent")
+    assert result_name(Path("rank-1.log"), 1) == Path("rank-1.log")
+    assert result_name(Path("of-mine/agent"), 1) == Path("of-mine/agent")
 
 
 def test_links_are_not_followed_and_what_would_block_is_not_opened(folders, tmp_path):
@@ -156,7 +158,7 @@ def test_links_are_not_followed_and_what_would_block_is_not_opened(folders, tmp_
     os.mkfifo(source / "sub" / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(source / "socket"))
-        bring_home([source], home)
+        collect_results([source], home)
     assert content(home) == {"agent.log": "0", "sub/kept": "1"}
 
 
@@ -164,8 +166,8 @@ def test_a_results_folder_that_became_a_link_is_none(folders, tmp_path):
     [source], home = folders({"agent.log": "0"})
     source.rename(tmp_path / "elsewhere")
     source.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="no folder"):
-        bring_home([source], home)
+    with pytest.raises(OSError, match="not a folder"):
+        collect_results([source], home)
     assert content(home) == {}
 
 
@@ -180,7 +182,7 @@ def test_a_file_that_becomes_a_pipe_while_it_is_copied_is_left_alone(folders, mo
         return real(path, *arguments)
 
     monkeypatch.setattr(os, "open", swap)
-    bring_home([source], home)
+    collect_results([source], home)
     assert content(home) == {"b": "1"}
 
 
@@ -195,7 +197,7 @@ def test_a_file_that_grows_while_it_is_copied_is_copied_up_to_what_it_had(folder
         return found
 
     monkeypatch.setattr(os, "fstat", grow)
-    bring_home([source], home)
+    collect_results([source], home)
     assert content(home) == {"log": "12345"}
 
 
@@ -204,23 +206,23 @@ def test_a_sparse_file_counts_by_its_length_and_what_fits_is_there(folders):
     with (source / "big").open("wb") as big:
         big.truncate(3 << 40)
     with pytest.raises(EngineError, match=r"exceed the limit of 512 MiB: 'big' \(3,072 GiB\) left out"):
-        bring_home([source], home)
+        collect_results([source], home)
     assert content(home) == {"agent.log": "0", "zzz": "1"}
 
 
 def test_the_limit_is_one_for_all_nodes(folders):
     sources, home = folders({"rank-0.log": "0" * 60}, {"rank-1.log": "1" * 60, "tiny": "1"})
     with pytest.raises(EngineError, match=r"exceed the limit of 100 bytes: 'rank-1\.log'"):
-        bring_home(sources, home, 50)
+        collect_results(sources, home, 50)
     assert content(home) == {"rank-0.log": "0" * 60, "tiny": "1"}
 
 
-def test_folders_are_entered_to_a_limit_and_what_is_below_is_told(folders):
+def test_folders_are_entered_to_a_limit_and_deeper_ones_are_reported(folders):
     [source], home = folders({"agent.log": "0", f"{'d/' * 32}file": "1"})
     deep = source.joinpath(*("e" * 34))
     deep.mkdir(parents=True)
     with pytest.raises(EngineError, match="deeper than 32"):
-        bring_home([source], home)
+        collect_results([source], home)
     assert content(home) == {"agent.log": "0", f"{'d/' * 32}file": "1"}
 
 
@@ -232,18 +234,18 @@ def test_folders_deeper_than_any_path_end_nothing(folders, monkeypatch):
         os.chdir("deep")
     try:
         with pytest.raises(EngineError, match="deeper than 32"):
-            bring_home([source], home)
+            collect_results([source], home)
     finally:
         remove_tree(source)
     assert not source.exists()
     assert content(home) == {"agent.log": "0"}
 
 
-def test_files_are_counted_and_those_beyond_the_limit_are_told(folders, monkeypatch):
-    monkeypatch.setattr(intake, "MOST_ENTRIES", 3)
+def test_files_are_counted_and_those_over_the_limit_are_reported(folders, monkeypatch):
+    monkeypatch.setattr(result_files, "MOST_ENTRIES", 3)
     [source], home = folders({name: name for name in "abcdef"})
     with pytest.raises(EngineError, match="more than 3 files and folders"):
-        bring_home([source], home)
+        collect_results([source], home)
     assert content(home) == {name: name for name in "abc"}
 
 
@@ -251,14 +253,14 @@ def test_files_are_counted_and_those_beyond_the_limit_are_told(folders, monkeypa
 def test_names_that_the_host_writes_itself_never_come_from_a_job(folders, name):
     [source], home = folders({name: "forged", "sub/job.json": "kept"})
     (home / "job.json").write_text("own")
-    with pytest.raises(EngineError, match=f"allranks itself writes: '{name.removesuffix('/y')}' .* left out"):
-        bring_home([source], home)
+    with pytest.raises(EngineError, match=f"allranks reserves for itself: '{name.removesuffix('/y')}' .* left out"):
+        collect_results([source], home)
     assert content(home) == {"job.json": "own", "sub/job.json": "kept"}
 
 
 @pytest.fixture
 def run_job(make_spec, tmp_path):
-    """Run a job of two nodes with real agents to its end: its exit, its agents' records, and its results."""
+    """Run a job on two nodes with real agents; return its exit, records and results."""
 
     def run(end=""):
         code, package, results = tmp_path / "code", tmp_path / "package", tmp_path / "results"
@@ -279,9 +281,9 @@ def run_job(make_spec, tmp_path):
 
 
 def ends(records):
-    """What each rank came to, as far as records say."""
-    passed = {(rank, Outcome.PASSED) for each in records if isinstance(each, Passed) for rank in each.ranks}
-    return passed | {(each.rank, each.outcome) for each in records if isinstance(each, RankEnded)}
+    """The outcome of each rank in the records."""
+    passed = {(rank, Outcome.PASSED) for record in records if isinstance(record, Passed) for rank in record.ranks}
+    return passed | {(record.rank, record.outcome) for record in records if isinstance(record, RankEnded)}
 
 
 def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id):
@@ -289,24 +291,24 @@ def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id)
     assert ending == JobExit(status=0, followers=(NodeExit(status=0),))
     assert ends(records) == {(rank, Outcome.PASSED) for rank in range(4)}
     assert {"agent.log", "agent-1.log"} <= {path.name for path in results.iterdir()}
-    assert not [each for each in left_of(run_id) if each.startswith("process")]
+    assert not [name for name in left_of(run_id) if name.startswith("process")]
 
 
-def test_an_agent_that_is_killed_is_told_and_nothing_is_left(run_job, left_of, run_id):
+def test_a_killed_agent_is_reported_and_nothing_is_left(run_job, left_of, run_id):
     ending, records, _ = run_job(str(int(signal.SIGKILL)))
     assert ending.status == 1
-    [lost] = [each for each in records if isinstance(each, NodeLost)]
+    [lost] = [record for record in records if isinstance(record, NodeLost)]
     assert lost.message == "The agent of node 1 is gone."
     assert ending.followers == (NodeExit(status=-signal.SIGKILL),)
-    told = [each for each in records if isinstance(each, RankEnded) and each.rank == 3]
-    assert told[0].message == "rank 3 is lost: the agent of node 1 is gone"
-    assert told[0].is_lost
-    assert not [each for each in left_of(run_id) if each.startswith("process")]
+    lost = [record for record in records if isinstance(record, RankEnded) and record.rank == 3]
+    assert lost[0].message == "rank 3 is lost: the agent of node 1 is gone"
+    assert lost[0].is_lost
+    assert not [name for name in left_of(run_id) if name.startswith("process")]
 
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    """An engine whose agents are a program of the test's, told their node."""
+    """An engine with a fake agent program, which gets its node."""
 
     def make(program):
         script = tmp_path / "agent.py"
@@ -350,7 +352,7 @@ def test_an_agent_that_ends_after_the_leader_has_met_it_is_the_leaders_business(
         "print('\\x1e' + json.dumps(['NodesMet', {'nodes': [1]}]), flush=True)\nsys.stdin.readline(); sys.exit(7)\n"
     )
     with engine(NODE + f"if not node:\n {leader.replace(chr(10), chr(10) + ' ')}").start(spec) as job:
-        job._read_until(lambda: job._have_met and job._followers[0].has_ended, lambda: NEVER, ignore)
+        job._read_until(lambda: job._are_connected and job._followers[0].has_ended, lambda: NEVER, ignore)
         job.go()
         assert job.wait(ignore).status == 7
 
@@ -365,11 +367,11 @@ def test_a_config_file_can_be_read_by_its_owner_alone(engine, spec):
 def test_records_come_with_the_node_that_they_are_of(engine, spec):
     says = "print('\\x1e' + json.dumps(['Notice', {'text': str(node)}]), flush=True)\n"
     with engine(NODE + says).start(spec) as job:
-        said = []
+        records = []
         job._read_until(
-            lambda: all(agent.has_ended for agent in job._agents), lambda: NEVER, lambda *each: said.append(each)
+            lambda: all(agent.has_ended for agent in job._agents), lambda: NEVER, lambda *record: records.append(record)
         )
-    assert sorted(said) == [(0, Notice(text="0")), (1, Notice(text="1"))]
+    assert sorted(records) == [(0, Notice(text="0")), (1, Notice(text="1"))]
 
 
 def test_a_stopped_follower_is_let_go_on_so_that_it_can_end_its_ranks(engine, spec):

@@ -12,7 +12,7 @@ from allranks.errors import EnvironmentBuildError
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A copy of the package's outline among others, as in site-packages."""
+    """A copy of the package's folders next to other packages, as in site-packages."""
     folder = tmp_path / "site-packages" / "allranks"
     for name in ("__init__.py", "agent/__init__.py", "testing/__init__.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ for module in ("allranks.agent.supervisor.job", *sys.argv[2:]):
 
 
 def test_a_copy_of_the_package_can_be_imported_on_its_own_with_the_parts_of_plug_ins(tmp_path):
-    """As by a job's supervisor, which has the standard library alone."""
+    """As in a job's supervisor, which only has the standard library."""
     made = copied_package(tmp_path / "cache")
     parts = sorted(made.glob("allranks/plugins/*/agent/hooks.py"))
     assert len(parts) == len(list(package_folder().glob("plugins/*/agent/hooks.py")))

@@ -35,7 +35,7 @@ def scratch_root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch, scratch_root):  # noqa: ARG001 - a folder of its own
-    """An engine whose agents are a program of the test's."""
+    """An engine with a fake agent program."""
 
     def run(program: str) -> ProcessEngine:
         script = tmp_path / "agent.py"
@@ -60,7 +60,7 @@ def ignore(_node, _said):
 
 
 def ends(pid: int) -> bool:
-    """Wait for the end of a process that is nobody's child here."""
+    """Wait for the end of a process that is not a child."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -102,7 +102,7 @@ def test_environment_finds_the_agent_before_the_project_and_the_users_own_path(m
 
 
 def test_environment_has_no_empty_entry_on_the_path(make_spec):
-    """An empty one would be the current folder."""
+    """An empty entry would be the current folder."""
     assert environment(make_spec(), SCRATCH, PACKAGE, {})["PYTHONPATH"] == "/package"
 
 
@@ -128,10 +128,10 @@ def test_environment_keeps_files_of_the_job_in_its_scratch_folder_and_names_its_
     assert (made[RUN_VARIABLE], made[HOST_VARIABLE]) == ("r", host_id())
 
 
-def test_ranks_meet_over_loopback_unless_the_matrix_file_says_otherwise(make_spec):
+def test_ranks_use_loopback_unless_the_matrix_file_changes_it(make_spec):
     assert environment(make_spec(), SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "lo"
-    asked = make_spec(environment={"GLOO_SOCKET_IFNAME": "eth0"})
-    assert environment(asked, SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "eth0"
+    spec = make_spec(environment={"GLOO_SOCKET_IFNAME": "eth0"})
+    assert environment(spec, SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_a_folder_that_cannot_be_made_whole_is_not_left(scratch_root, monkeypatch):
@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_made_whole_is_not_left(scratch_root, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(EngineError, match="could not be made") as error:
+    with pytest.raises(EngineError, match="could not be created") as error:
         scratch_of("r1")
     assert "No space left" in error.value.why
     assert not list(scratch_root.iterdir())
@@ -166,7 +166,7 @@ def test_no_room_for_a_scratch_folder_is_an_error(engine, spec, scratch_root):
     assert "TMPDIR" in error.value.remedy
 
 
-def test_exit_status_and_output_of_an_agent_that_dies_are_told(engine, spec):
+def test_exit_status_and_output_of_a_dead_agent_are_reported(engine, spec):
     with engine("import sys; sys.exit('no torch here')").start(spec) as job:
         job.go()
         ending = job.wait(ignore)
@@ -186,7 +186,7 @@ def test_going_after_the_end_is_no_error(engine, spec):
         job.stop()
 
 
-def test_a_go_that_nobody_reads_is_no_error(engine, spec):
+def test_a_go_that_is_not_read_is_no_error(engine, spec):
     with engine("import os; os.close(0); print('closed', flush=True); os.read(3, 1)").start(spec) as job:
         while not job._leader.stream.output:
             list(job._leader.stream.feed(os.read(job._leader.output, 100)))
@@ -263,7 +263,7 @@ def test_a_held_descriptor_is_inherited(engine, spec, tmp_path):
 
 @pytest.fixture
 def own_host(monkeypatch, run_id):
-    """A host of the test's own: other runs on this machine leave alone what the test starts."""
+    """A separate host id, so that other runs on this machine do not clean up the test's processes."""
     name = f"test.{run_id}.host"
     monkeypatch.setattr("allranks.ownership.host_id", lambda: name)
     monkeypatch.setattr(engine_process, "host_id", lambda: name)
@@ -271,7 +271,7 @@ def own_host(monkeypatch, run_id):
 
 @pytest.fixture
 def sleeper():
-    """Start a process that carries a run's name."""
+    """Start a process with the environment variable of a run."""
     with ExitStack() as stack:
 
         def start(run_id: str, host: str | None = None) -> subprocess.Popen[bytes]:
@@ -293,12 +293,14 @@ def sleeper():
 
 @pytest.fixture
 def reap(engine, monkeypatch):
-    """Reap with an eye on one run alone: this host may have others, which are none of a test's business."""
+    """Clean up, but only one run: this host may have others."""
 
     def reap_one(run_id: str) -> list[str]:
         found = engine_process._processes_of_runs
         monkeypatch.setattr(
-            engine_process, "_processes_of_runs", lambda: [each for each in found() if each[1].run_id == run_id]
+            engine_process,
+            "_processes_of_runs",
+            lambda: [item for item in found() if item[1].run_id == run_id],
         )
         return engine("").clean_up().dead
 
@@ -321,7 +323,7 @@ def test_reaping_spares_processes_of_a_living_owner(reap, sleeper, run_id):
 
 
 def test_reaping_spares_processes_of_containers(engine, reap, sleeper, run_id, monkeypatch):
-    """Their owner's locks are in a container too, so it looks dead from here."""
+    """Their owner's locks are in a container, too, so it looks dead from here."""
     process = sleeper(run_id, host="")
     own = engine_process.process_namespace(Path("/proc/self"))
     monkeypatch.setattr(
@@ -335,7 +337,7 @@ def test_reaping_spares_processes_of_containers(engine, reap, sleeper, run_id, m
 
 
 @pytest.mark.parametrize("host", ["", "another"])
-def test_a_process_whose_owner_cannot_be_seen_is_left_alone_and_named(engine, reap, sleeper, run_id, host):
+def test_a_process_of_an_unknown_owner_is_kept_and_reported(engine, reap, sleeper, run_id, host):
     process = sleeper(run_id, host)
     assert reap(run_id) == []
     assert process.poll() is None
@@ -348,7 +350,7 @@ import sys
 from pathlib import Path
 from allranks.engines import process
 found = process._processes_of_runs
-process._processes_of_runs = lambda: [each for each in found() if each[1].run_id == sys.argv[1]]
+process._processes_of_runs = lambda: [item for item in found() if item[1].run_id == sys.argv[1]]
 engine = process.ProcessEngine(Path())
 print(engine.clean_up(is_dry_run=True).dead, engine.clean_up().dead, engine.clean_up(is_dry_run=True).unknown)
 """
@@ -356,7 +358,7 @@ print(engine.clean_up(is_dry_run=True).dead, engine.clean_up().dead, engine.clea
 
 @pytest.fixture
 def elsewhere(scratch_root, run_id):
-    """Have the processes of one run reaped from name spaces of their own; what was removed and what was left alone."""
+    """Clean up the processes of one run in new namespaces; return what was removed and what was kept."""
 
     def clean(*options: str, first: str = "true") -> str:
         inside = [*("unshare", *options), *("sh", "-c", f'{first} && exec "$@"', "sh")]
@@ -378,17 +380,17 @@ def test_nothing_of_a_run_is_touched_from_another_name_space(elsewhere, sleeper,
     hide = f"mount -t tmpfs none {lock_folder().parent}" if "--mount " in f"{options} " else "true"
     with owner(run_id):
         process, folder = sleeper(run_id), scratch_of(run_id)
-        said = elsewhere(*options.split(), first=hide)
+        output = elsewhere(*options.split(), first=hide)
     assert process.poll() is None
     assert folder.is_dir()
     # By its number there, no process of another pid namespace can be told.
     named = [] if "--pid" in options else [f"process {process.pid}"]
-    assert said == f"[] [] {[*named, f'folder {folder}']}\n"
+    assert output == f"[] [] {[*named, f'folder {folder}']}\n"
 
 
 @pytest.mark.alone
 @pytest.mark.root
-def test_what_a_dead_run_left_is_removed_from_a_name_space_that_shares_all_that_tells(elsewhere, sleeper, run_id):
+def test_leftovers_are_removed_from_a_namespace_with_the_same_ids(elsewhere, sleeper, run_id):
     process = sleeper(run_id)
     assert f"['process {process.pid}'] ['process {process.pid}'] []" in elsewhere("--uts")
     assert process.wait() == -signal.SIGKILL
@@ -420,7 +422,7 @@ def test_remains_are_named_and_stay(engine, sleeper, run_id):
 
 
 def test_a_folder_that_a_test_has_closed_to_everyone_is_removed(tmp_path):
-    """A user who is not root may not even list it."""
+    """Only root may list it."""
     closed = tmp_path / "job" / "results" / "closed"
     closed.mkdir(parents=True)
     (closed / "file").touch()

@@ -1,4 +1,4 @@
-"""Engines by name: allranks' own, and those of other packages, which are stand-ins here."""
+"""Finding engines by name: those of allranks, and fake ones of other packages."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -28,7 +28,7 @@ class Far(ProcessEngine):
 
 class Absent(Far):
     @classmethod
-    def detect(cls, *, is_asked_for):  # noqa: ARG003
+    def detect(cls, *, is_requested):  # noqa: ARG003
         msg = "This host is not part of it."
         raise EngineAbsentError(msg, why="no such cluster")
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 
 @pytest.fixture
 def others(plugins_anew, monkeypatch):  # noqa: ARG001
-    """Register engines of another package: the class of each by its name, None for one that cannot be imported."""
+    """Register engines of another package, by name; None stands for one that cannot be imported."""
 
     def register(**classes):
         module = ModuleType("far_away")
@@ -68,13 +68,13 @@ def test_own_engines_are_there_without_any_other_package(others):
 def test_an_engine_of_another_package_is_chosen_by_its_name_alone(others):
     others(far=Far)
     engine, why = choose_engine("far")
-    assert (engine.name, why) == ("far", "asked for")
+    assert (engine.name, why) == ("far", "requested")
     assert choose_engine("auto")[0].name == "process"
 
 
 def test_an_engine_cannot_take_the_name_of_an_own_one(others):
     others(process=Far)
-    with pytest.raises(PluginError, match="adds the engine process, which is already there"):
+    with pytest.raises(PluginError, match="adds the engine process, which already exists"):
         engine_names()
 
 
@@ -83,16 +83,16 @@ def test_an_engine_that_is_not_there_is_an_error_with_those_that_are(others):
     with pytest.raises(EngineError) as raised:
         engine_class("lsf")
     assert raised.value.what == "There is no engine lsf."
-    assert raised.value.why == f"There are: {', '.join(OWN)}, far."
+    assert raised.value.why == f"The engines are: {', '.join(OWN)}, far."
 
 
-def test_an_engine_whose_package_is_broken_is_an_error_that_names_it(others):
+def test_an_engine_of_a_broken_package_is_an_error_with_its_name(others):
     others(far=None)
     with pytest.raises(EngineError, match=r"The engine far cannot be loaded \(far_away:far\)"):
         choose_engine("far")
 
 
-def test_an_engine_whose_import_leaves_ends_no_run(others, tmp_path, monkeypatch):
+def test_an_engine_whose_import_exits_does_not_end_the_run(others, tmp_path, monkeypatch):
     others(leaves=Far)
     engine_names()
     monkeypatch.delitem(sys.modules, "far_away")
@@ -104,7 +104,7 @@ def test_an_engine_whose_import_leaves_ends_no_run(others, tmp_path, monkeypatch
 
 @pytest.fixture
 def closed(others, monkeypatch):
-    """A socket that this user may not open; root may open any."""
+    """A socket that this user may not open, simulated for root."""
 
     others()
 
@@ -139,14 +139,14 @@ def test_a_socket_in_a_closed_folder_is_tried(monkeypatch):
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setattr(docker, "_SOCKET", Closed())
     with pytest.raises(EngineError) as raised:
-        engine_class("docker").detect(is_asked_for=False)
+        engine_class("docker").detect(is_requested=False)
     assert not isinstance(raised.value, EngineAbsentError)
 
 
 def test_clean_goes_on_where_an_engine_is_broken_or_not_here(others):
     others(broken=None, far=Far)
     assert [engine.name for engine in engines_here()] == ["process", "far"]
-    assert [engine.name for engine in engines_here(beside="process")] == ["far"]
+    assert [engine.name for engine in engines_here(exclude="process")] == ["far"]
     others(far=Absent)
     assert [engine.name for engine in engines_here()] == ["process"]
 
@@ -155,10 +155,10 @@ def test_clean_goes_on_where_an_engine_is_broken_or_not_here(others):
     "error", [ValueError("no"), MatrixError("slurm.toml:1: jobs."), EngineError("Gone."), OSError(2)]
 )
 @pytest.mark.usefixtures("locks")
-def test_an_engine_that_fails_when_it_is_looked_for_is_left_out_and_told(others, tmp_path, error):
+def test_an_engine_whose_detection_fails_is_skipped_with_a_reason(others, tmp_path, error):
     class Broken(Far):
         @classmethod
-        def detect(cls, *, is_asked_for):  # noqa: ARG003
+        def detect(cls, *, is_requested):  # noqa: ARG003
             raise error
 
     others(broken=Broken, far=Far)
@@ -179,7 +179,7 @@ def test_an_absent_engine_is_a_problem_for_the_doctor_if_it_is_asked_for(others,
 
 def test_no_engine_can_be_called_auto(others):
     others(auto=Far)
-    with pytest.raises(PluginError, match="adds the engine auto, which is already there"):
+    with pytest.raises(PluginError, match="adds the engine auto, which already exists"):
         engine_names()
 
 
@@ -191,7 +191,7 @@ def test_docker_s_connection_is_closed_with_the_engine():
 
 
 @pytest.mark.usefixtures("locks")
-def test_the_doctor_tells_of_a_broken_engine(others, tmp_path):
+def test_the_doctor_reports_a_broken_engine(others, tmp_path):
     others(broken=None, far=Absent)
     found = {finding.subject: finding for finding in check_host("auto", "none", tmp_path)}
     assert "cannot be loaded" in found["broken"].text

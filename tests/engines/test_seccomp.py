@@ -1,4 +1,4 @@
-"""The list of system calls that a job may make."""
+"""The seccomp profile of jobs."""
 
 import json
 import re
@@ -17,15 +17,15 @@ REFUSED = set(chain.from_iterable(rule["names"] for rule in RULES if rule["actio
 RETIRED = {
     *("afs_syscall", "epoll_ctl_old", "epoll_wait_old", "getpmsg", "putpmsg", "security", "tuxcall", "vserver"),
 }
-"""Numbers that no kernel gives any more."""
+"""System calls that no kernel supports anymore."""
 
 
-def test_every_rule_says_why_it_is_there():
+def test_every_rule_has_a_reason():
     assert all(len(rule["comment"].split()) > 1 for rule in RULES)
 
 
 def test_what_is_not_listed_is_refused_as_what_the_kernel_does_not_know():
-    """Libraries fall back from calls that are newer than the list."""
+    """Libraries have fallbacks for calls that are newer than the profile."""
     assert (PROFILE["defaultAction"], PROFILE["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 38)
 
 

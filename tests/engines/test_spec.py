@@ -14,7 +14,7 @@ def test_json_form_survives_a_round_trip_through_json(make_spec):
     assert json.loads(json.dumps(plain)) == plain
 
 
-def test_json_form_says_all_that_the_engine_is_told(make_spec):
+def test_json_form_has_all_fields(make_spec):
     spec = make_spec(files=(FileCopy(source=Path("/a/b"), target=Path("b")),), gpus=("GPU-1", "GPU-2"))
     plain = spec.to_json()
     assert plain["files"] == [{"source": "/a/b", "target": "b", "root": None}]
@@ -42,7 +42,7 @@ def test_default_resources_grow_with_the_world():
 
 
 def test_tests_that_overlap_have_room_for_the_ranks_of_each():
-    """torch's RPC suite in six lanes: 24 ranks with some 40 threads each, where 768 were allowed."""
+    """torch's RPC suite with `overlap = 6` has 24 ranks with 40 threads each, but 768 were allowed."""
     one, six = (resources(world_size=2, memory_mib=None, seconds=10, overlap=overlap) for overlap in (1, 6))
     assert six.pids >= 6 * 4 * 512
     assert six.shm_bytes - one.shm_bytes == (24 - 2) * 256 * MIB
@@ -51,7 +51,7 @@ def test_tests_that_overlap_have_room_for_the_ranks_of_each():
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_a_fork_bomb_has_no_more_processes_before_it_has_no_more_memory(size):
-    """At 3072 in 4 GiB the kernel killed forks one by one, for half a minute."""
+    """With 3072 processes in 4 GiB, the kernel killed forks one by one for half a minute."""
     limits = resources(world_size=size, memory_mib=None, seconds=10)
     assert limits.pids * 1.5 * MIB < limits.memory_bytes
 

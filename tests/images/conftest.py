@@ -1,4 +1,4 @@
-"""A daemon that is a dictionary, wheels that are a few bytes, and a cache of the test's own."""
+"""Fixtures of the tests of images: a fake daemon, tiny wheels, and a separate cache."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ from allranks.images import pip_settings
 
 @dataclass
 class FakeDaemon:
-    """What :mod:`allranks.images` uses of ``docker.DockerClient``.
+    """The methods of ``docker.DockerClient`` that :mod:`allranks.images` uses.
 
     Attributes:
         present: Image id by reference.
@@ -53,7 +53,7 @@ class FakeDaemon:
             pull=self._pull,
             build=self._build,
             tag=self._tag,
-            images=lambda filters: [{"Id": each} for each in self.remains.get(filters["label"], [])],
+            images=lambda filters: [{"Id": image_id} for image_id in self.remains.get(filters["label"], [])],
             containers=lambda **_: [],
             remove_image=self._remove,
         )
@@ -69,7 +69,7 @@ class FakeDaemon:
 
     def _remove(self, image):
         for images in self.remains.values():
-            images[:] = [each for each in images if each != image]
+            images[:] = [other for other in images if other != image]
 
     def _pull(self, reference, **_):
         self.pulls.append(reference)
@@ -98,7 +98,7 @@ def daemon():
 
 @pytest.fixture
 def progress():
-    """A list that is also the callable that fills it."""
+    """A list that appends the argument when it is called."""
 
     class Lines(list):
         __call__ = list.append
@@ -115,18 +115,18 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-ASK = pip_settings._ask
+ASK = pip_settings._query
 
 
 @pytest.fixture
 def asks_pip(monkeypatch):
-    """Has pip itself be asked for its settings."""
-    monkeypatch.setattr(pip_settings, "_ask", ASK)
+    """Query pip itself for its settings."""
+    monkeypatch.setattr(pip_settings, "_query", ASK)
 
 
 @pytest.fixture(autouse=True)
 def quick_answer_of_pip(monkeypatch):
-    """Take pip's settings from its variables: most tests are not about its files."""
+    """Take pip's settings only from its variables, for speed."""
 
     def ask(_python):
         found = [
@@ -134,9 +134,9 @@ def quick_answer_of_pip(monkeypatch):
             for name, value in os.environ.items()
             if name.startswith("PIP_") and value
         ]
-        return [], [each for each in found if each[1] not in pip_settings._NOT_DECISIVE]
+        return [], [setting for setting in found if setting[1] not in pip_settings._IRRELEVANT]
 
-    monkeypatch.setattr(pip_settings, "_ask", ask)
+    monkeypatch.setattr(pip_settings, "_query", ask)
 
 
 @pytest.fixture
@@ -179,5 +179,5 @@ def _record_hash(text: str) -> str:
 
 @pytest.fixture
 def locks_are_free():
-    """Whether nobody holds the lock of any image."""
+    """Whether no image is locked."""
     return lambda: not any(ownership.is_held(path) for path in ownership.lock_folder().glob("image-*"))

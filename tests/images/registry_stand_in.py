@@ -1,4 +1,4 @@
-"""A container registry, as far as a daemon needs one to push and pull an image (OCI distribution specification)."""
+"""A minimal container registry for pushing and pulling an image (OCI distribution specification)."""
 
 import hashlib
 import secrets
@@ -46,7 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Registry
 
     def log_message(self, *_):
-        """Say nothing."""
+        """Print nothing."""
 
     def do_GET(self):
         self._answer(with_body=True)
@@ -78,13 +78,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(202, location=place, received=len(self.server.uploads[place]))
 
     def do_PUT(self):
-        asked = urlsplit(self.path)
-        if asked.path in self.server.uploads:
-            content = self.server.uploads.pop(asked.path) + self._body()
-            [digest] = parse_qs(asked.query)["digest"]
+        url = urlsplit(self.path)
+        if url.path in self.server.uploads:
+            content = self.server.uploads.pop(url.path) + self._body()
+            [digest] = parse_qs(url.query)["digest"]
             self.server.blobs[digest] = content
             return self._send(201, digest=digest)
-        _, _, *name, _, reference = asked.path.split("/")
+        _, _, *name, _, reference = url.path.split("/")
         content = self._body()
         for known in (reference, _digest(content)):
             self.server.manifests["/".join(name), known] = (self.headers["Content-Type"], content)

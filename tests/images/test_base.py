@@ -50,11 +50,11 @@ def test_a_named_base_is_never_replaced_by_the_local_one(daemon):
 def test_the_hosts_variable_replaces_the_default_base(daemon):
     daemon.present = {DEFAULT: "sha256:d", "mine:1": "sha256:m"}
     base = find(daemon, environ={"ALLRANKS_BASE_IMAGE": "mine:1"})
-    assert base == Base(reference="mine:1", id="sha256:m", reason="ALLRANKS_BASE_IMAGE names it")
+    assert base == Base(reference="mine:1", id="sha256:m", reason="set by ALLRANKS_BASE_IMAGE")
 
 
 def test_a_build_starts_from_the_digest_of_a_registry_and_from_the_name_where_there_is_none(daemon):
-    """Between the question and the build somebody may pull another image under the same name."""
+    """Another image with the same name may be pulled between the lookup and the build."""
     daemon.present = {LOCAL: "sha256:l"}
     assert find(daemon).pinned == LOCAL
     daemon.registry = {"python:3.13": "sha256:p"}
@@ -93,7 +93,7 @@ def test_a_malformed_name_is_an_error_that_repeats_it():
         msg = "400 Client Error"
         raise docker.errors.APIError(msg, response=response, explanation="invalid reference format")
 
-    with pytest.raises(ImageError, match="'UPPER case' cannot be the name of an image"):
+    with pytest.raises(ImageError, match="'UPPER case' is not a valid name of an image"):
         find(SimpleNamespace(images=SimpleNamespace(get=refuse)), "UPPER case")
 
 
@@ -125,13 +125,13 @@ def test_a_free_threaded_python_has_its_own_abi():
         ({"markers": {"platform_python_implementation": "PyPy", "platform_machine": "x86_64"}}, "PyPy"),
     ],
 )
-def test_a_python_that_cannot_be_used_is_an_error_that_says_what_it_is(change, text):
+def test_an_unsupported_python_is_an_error_with_its_version(change, text):
     with pytest.raises(ImageError, match=text):
         read_probe(json.dumps({**PROBE, **change}), base="x")
 
 
 class FakeContainer:
-    """A container that ends at once; ``started`` tells what happened to it."""
+    """A container that ends immediately; ``started`` records the calls."""
 
     def __init__(self, *, status=0, output=b"", start_error=None):
         self.status, self.output, self.start_error, self.removed = status, output, start_error, False

@@ -15,7 +15,7 @@ REQUEST = BuildRequest(tag="allranks/layer:k", arguments={"BASE_IMAGE": "debian"
 
 @pytest.fixture
 def docker_command(tmp_path, monkeypatch):
-    """Put a shell script in the place of the docker command."""
+    """Replace the docker command by a shell script."""
 
     def install(script):
         folder = tmp_path / "bin"
@@ -55,14 +55,14 @@ def test_a_refused_legacy_build_is_an_error(daemon, progress):
         build_with_sdk(daemon, REQUEST, [], progress)
 
 
-def test_a_full_disk_is_told_apart(daemon, progress):
+def test_a_full_disk_has_its_own_remedy(daemon, progress):
     daemon.build_events = [{"error": "write /x: no space left on device"}]
     with pytest.raises(ImageError) as error:
         build_with_sdk(daemon, REQUEST, [], progress)
     assert "allranks clean --images" in error.value.remedy
 
 
-def test_progress_hears_steps_but_not_the_builders_bookkeeping(daemon, progress):
+def test_progress_has_steps_but_not_the_builders_bookkeeping(daemon, progress):
     daemon.build_events = [{"stream": "Step 1/2 : FROM x\n"}, {"stream": " ---> 12ab\n"}, {"stream": "\n"}, {"aux": {}}]
     build_with_sdk(daemon, REQUEST, [], progress)
     assert progress == ["Step 1/2 : FROM x"]

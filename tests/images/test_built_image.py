@@ -65,14 +65,14 @@ def test_an_image_of_a_project_that_changed_meanwhile_is_built_again_under_its_o
     assert [name for name in daemon.present if name.startswith("allranks/cpu")] == [reference]
 
 
-def test_the_daemon_is_told_that_an_image_was_wanted(ensure, daemon):
+def test_the_use_of_an_image_is_recorded_in_the_daemon(ensure, daemon):
     reference = ensure(CPU).reference
     daemon.touched.clear()
     ensure(CPU)
     assert daemon.touched == [reference]
 
 
-def test_an_image_is_needed_until_its_user_says_otherwise(daemon, ensure, tmp_path, progress):
+def test_an_image_is_in_use_until_its_user_releases_it(daemon, ensure, tmp_path, progress):
     lock = image_lock(ensure(CPU).reference)
     assert not is_held(lock)
     with ExitStack() as uses:
@@ -81,7 +81,7 @@ def test_an_image_is_needed_until_its_user_says_otherwise(daemon, ensure, tmp_pa
     assert not is_held(lock)
 
 
-def test_an_image_that_could_not_be_built_is_needed_by_nobody(ensure, monkeypatch):
+def test_an_image_that_could_not_be_built_is_not_in_use(ensure, monkeypatch):
     def fail(*_):
         msg = "no"
         raise ImageError(msg)
@@ -119,12 +119,12 @@ def test_an_image_that_another_run_built_meanwhile_is_taken(ensure, built, daemo
     reference = ensure(CPU).reference
     del daemon.present[reference]
     answers = iter([None, "sha256:other"])
-    asked = daemon._get
+    look_up = daemon._get
 
     def get(name):
         if name == reference and (answer := next(answers)):
             daemon.present[reference] = answer
-        return asked(name)
+        return look_up(name)
 
     monkeypatch.setattr(daemon, "_get", get, raising=False)
     assert ensure(CPU) == BuiltImage(reference=reference, id="sha256:other", built=False)

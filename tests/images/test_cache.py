@@ -3,7 +3,7 @@ import fcntl
 import pytest
 
 from allranks.errors import EnvironmentBuildError, ImageError
-from allranks.user_cache import cache_folder, keep, locked, made_cache_folder
+from allranks.user_cache import cache_folder, locked, made_cache_folder, write_atomically
 
 
 def test_the_cache_follows_the_xdg_variable(own_cache):
@@ -30,7 +30,7 @@ def test_a_cache_that_cannot_be_written_is_the_same_error(monkeypatch):
     assert "XDG_CACHE_HOME" in error.value.remedy
 
 
-def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+def test_a_user_without_a_home_is_an_error_with_a_remedy(monkeypatch):
     def fail():
         msg = "Could not determine home directory."
         raise RuntimeError(msg)
@@ -42,8 +42,8 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
 
 
 def test_a_kept_file_is_replaced_as_a_whole(tmp_path):
-    keep(tmp_path / "x.json", "long text")
-    keep(tmp_path / "x.json", "new")
+    write_atomically(tmp_path / "x.json", "long text")
+    write_atomically(tmp_path / "x.json", "new")
     assert [(file.name, file.read_text()) for file in tmp_path.glob("x*")] == [("x.json", "new")]
 
 

@@ -1,4 +1,4 @@
-"""A project that goes into each job as files."""
+"""Projects that are copied into each job."""
 
 import os
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def repository(tmp_path, monkeypatch):
 
 @dataclass
 class Builds:
-    """The wheels that were built, each of the module as it was, and what else goes into the next.
+    """The builds of wheels, each with the module at that time, and further files for the next one.
 
     Attributes:
         meanwhile: Happens during each build, after it has read the source.
@@ -94,7 +94,7 @@ def test_what_is_made_of_a_project_that_never_stays_is_for_one_run(repository, b
     builds.meanwhile = lambda: (repository / "hello.py").write_text(f"WORD = {next(words)}\n")
     made = {project_files(IMAGE, repository, progress) for _ in range(2)}
     assert len(made) == 2
-    assert sum("this run alone uses the result" in line for line in progress) == 2
+    assert sum("only this run uses the result" in line for line in progress) == 2
 
 
 def test_another_python_builds_another_wheel(repository, builds, progress, monkeypatch):
@@ -143,7 +143,7 @@ def test_files_for_other_folders_than_pythons_are_refused(repository, builds, pr
 
 @pytest.fixture
 def with_tests(repository):
-    """The image of a project with a folder of tests, which its suite names."""
+    """The image of a project with a folder of tests in a suite."""
     (repository / "tests").mkdir()
     (repository / "tests/test_hello.py").write_text("WORD = 1\n")
     (repository / "tests/kernel.cu").write_text("// 1\n")
@@ -164,7 +164,7 @@ def test_a_changed_test_builds_nothing(repository, with_tests, builds, progress,
     "path",
     ["hello.py", "pyproject.toml", "tests/test_new.py", "tests/__init__.py", "tests/kernel.cu", "tests/setup.py"],
 )
-def test_any_other_change_beside_it_builds(repository, with_tests, builds, progress, path):
+def test_any_other_change_rebuilds(repository, with_tests, builds, progress, path):
     project_files(with_tests, repository, progress)
     (repository / "tests/test_hello.py").write_text("WORD = 2\n")
     (repository / path).write_text("VALUE = 1\n")
@@ -185,7 +185,7 @@ def test_code_that_goes_back_and_forth_is_never_another_one(repository, with_tes
 @pytest.mark.parametrize(
     "name", ["tests/test_hello.py", "hello/tests/test_hello.py", "copied.py", "tests/test_hello.pyc"]
 )
-def test_a_test_that_goes_into_the_wheel_is_built_anew(repository, with_tests, builds, progress, name):
+def test_a_changed_test_in_the_wheel_rebuilds_it(repository, with_tests, builds, progress, name):
     builds.more[name] = "WORD = 1\n" if name == "copied.py" else "another text"
     if name.startswith("hello/"):
         (repository / "hello").mkdir()

@@ -8,7 +8,7 @@ def test_a_checkout_has_the_dockerfile():
     assert dockerfile_path().read_text().count("\nFROM ${BASE_IMAGE}") == 2
 
 
-def test_an_installed_package_has_it_beside_the_module(tmp_path, monkeypatch):
+def test_an_installed_package_has_it_next_to_the_module(tmp_path, monkeypatch):
     (tmp_path / "Dockerfile.cuda").touch()
     monkeypatch.setattr(base, "__file__", str(tmp_path / "dockerfile.py"))
     assert dockerfile_path() == tmp_path / "Dockerfile.cuda"

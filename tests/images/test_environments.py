@@ -29,7 +29,7 @@ def install(folder, recipe, progress):
     with open(sys.argv[1], "a") as log:
         log.write("made\\n")
 
-environments._create, environments._install = create, install
+environments._create_empty, environments._install = create, install
 print(environments.ensure_environment(environments.EnvironmentRecipe(name="e", arguments=("x",)), print))
 """
 
@@ -41,9 +41,9 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def made(monkeypatch):
-    """Makes of environments, which are empty folders here."""
+    """The creations of environments, which are empty folders."""
     calls = []
-    monkeypatch.setattr(environments, "_create", lambda folder, _below: (folder / "bin").mkdir(parents=True))
+    monkeypatch.setattr(environments, "_create_empty", lambda folder, _below: (folder / "bin").mkdir(parents=True))
     monkeypatch.setattr(environments, "_install", lambda folder, recipe, _progress: calls.append((folder, recipe)))
     return calls
 
@@ -97,9 +97,9 @@ def test_links_relative_to_another_folder_are_another_key(monkeypatch):
     assert replace(RECIPE, folder=Path("/one")).key != replace(RECIPE, folder=Path("/two")).key
 
 
-def test_no_login_is_told(made, capsys):  # noqa: ARG001 - made in no time
+def test_logins_are_not_printed(made, capsys):  # noqa: ARG001 - made in no time
     ensure_environment(EnvironmentRecipe(name="e", file="--index-url https://me:s3cret@x/simple\ntorch==1\n"), print)
-    assert capsys.readouterr().out == "making the e environment (--index-url https://****@x/simple torch==1), once\n"
+    assert capsys.readouterr().out == "creating the e environment (--index-url https://****@x/simple torch==1), once\n"
 
 
 def test_an_environment_is_made_on_first_use_and_never_again(made):
@@ -111,10 +111,10 @@ def test_an_environment_is_made_on_first_use_and_never_again(made):
 
 def test_making_one_is_announced(made, capsys):  # noqa: ARG001 - made in no time
     ensure_environment(RECIPE, print)
-    assert capsys.readouterr().out == "making the e environment (torch==1), once\n"
+    assert capsys.readouterr().out == "creating the e environment (torch==1), once\n"
 
 
-def test_a_half_made_environment_is_made_anew(made):
+def test_an_incomplete_environment_is_recreated(made):
     python = ensure_environment(RECIPE, ignore)
     (python.parents[1] / ".complete").unlink()
     (python.parents[1] / "half").touch()
@@ -143,7 +143,7 @@ def test_an_environment_is_made_under_a_lock(monkeypatch):
                 held.append(True)
         folder.mkdir()
 
-    monkeypatch.setattr(environments, "_create", create)
+    monkeypatch.setattr(environments, "_create_empty", create)
     monkeypatch.setattr(environments, "_install", lambda *_: None)
     ensure_environment(RECIPE, ignore)
     assert held == [True]
@@ -179,7 +179,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_variable(tmp_
 def test_a_python_without_venv_is_an_error_that_names_the_package(monkeypatch, pip, tmp_path):
     monkeypatch.setattr(sys, "executable", str(pip("echo ensurepip is not available; exit 1")))
     with pytest.raises(EnvironmentBuildError, match="virtual environment") as error:
-        environments._create(tmp_path / "e", None)
+        environments._create_empty(tmp_path / "e", None)
     assert error.value.why == "ensurepip is not available"
     assert "python3-venv" in error.value.remedy
 
@@ -189,34 +189,34 @@ def test_pip_of_the_environment_gets_the_arguments(pip, tmp_path):
     assert (tmp_path / "arguments").read_text() == "-m pip install --no-input numpy --index x\n"
 
 
-def test_what_pip_fetches_is_told_and_the_rest_is_not(pip):
-    told = []
+def test_only_downloads_and_builds_of_pip_are_reported(pip):
+    lines = []
     script = "echo Looking in indexes; echo Downloading torch.whl; echo '  Processing'; echo Installing collected x"
-    run_pip_of(pip(script), [], "It", told.append)
-    assert told == ["Downloading torch.whl", "Installing collected x"]
+    run_pip_of(pip(script), [], "It", lines.append)
+    assert lines == ["Downloading torch.whl", "Installing collected x"]
 
 
 def test_long_lines_of_pip_are_cut(pip):
-    told = []
-    run_pip_of(pip(f"echo Downloading {'x' * 300}"), [], "It", told.append)
-    assert len(told[0]) == 100
+    lines = []
+    run_pip_of(pip(f"echo Downloading {'x' * 300}"), [], "It", lines.append)
+    assert len(lines[0]) == 100
 
 
-def test_no_login_that_pip_prints_is_told(pip):
-    told = []
+def test_logins_in_the_output_of_pip_are_not_printed(pip):
+    lines = []
     with pytest.raises(EnvironmentBuildError) as error:
         run_pip_of(
             pip("echo Downloading https://me:s3cret@x/y.whl; echo ERROR: https://me:s3cret@x; exit 1"),
             [],
             "It",
-            told.append,
+            lines.append,
         )
-    assert (told, error.value.why) == (["Downloading https://****@x/y.whl"], "https://****@x")
+    assert (lines, error.value.why) == (["Downloading https://****@x/y.whl"], "https://****@x")
 
 
 def test_errors_of_pip_are_the_reason(pip):
     script = "echo noise; echo 'ERROR: No matching distribution found for torch==9' >&2; exit 1"
-    with pytest.raises(EnvironmentBuildError, match="It cannot be made: pip failed") as error:
+    with pytest.raises(EnvironmentBuildError, match="It cannot be created: pip failed") as error:
         run_pip_of(pip(script), [], "It", ignore)
     assert error.value.why == "No matching distribution found for torch==9"
 
@@ -283,7 +283,7 @@ def test_a_real_environment_runs_what_was_installed_into_it(hello, monkeypatch, 
 
 @pytest.fixture
 def uv(tmp_path, monkeypatch):
-    """A stand-in for uv, which keeps its arguments."""
+    """A fake uv that records its arguments."""
 
     def write(script):
         (tmp_path / "bin").mkdir()
@@ -297,7 +297,7 @@ def uv(tmp_path, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_uv_unpacks_what_pip_has_chosen_and_asks_nobody(hello, uv, tmp_path, monkeypatch):
+def test_uv_installs_the_wheels_of_pip_without_an_index(hello, uv, tmp_path, monkeypatch):
     monkeypatch.setenv("UV_INDEX_URL", "https://example.org/simple")
     uv("exit 0")
     python = ensure_environment(hello, ignore)

@@ -1,4 +1,4 @@
-"""``[process] python`` with packages beside it: what the interpreter lacks lies above it, and it stays as it is."""
+"""``[process] python`` with packages: missing packages are installed in an environment above the interpreter."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from allranks.matrix.model import Image, Process
 
 @pytest.fixture
 def links(tmp_path, make_wheel, monkeypatch):
-    """The only wheels that pip finds."""
+    """The only wheels that pip can find."""
     folder = tmp_path / "links"
     for name, version in (("torch", "2.0"), ("torch", "3.0"), ("pytest", "9.0"), ("six", "1.0"), ("six", "2.0")):
         make_wheel(folder, name, version, files={f"{name}.py": f"VERSION = '{version}'\n"})
@@ -65,7 +65,7 @@ def test_what_the_interpreter_lacks_is_installed_above_it(environment, given):
     assert not list(above.glob("torch*"))
 
 
-def test_a_package_that_wants_another_torch_is_refused(environment):
+def test_a_package_that_requires_another_torch_is_an_error(environment):
     with pytest.raises(EnvironmentBuildError, match=r"torch==3\.0"):
         environment("wants_old")
 
@@ -77,7 +77,7 @@ def test_it_is_made_once_and_again_when_the_interpreter_has_other_packages(envir
     command = [sys.executable, "-m", "pip", "--python", str(given), "uninstall", "-q", "-y", "six"]
     subprocess.run(command, check=True)
     assert versions(environment("six>=1"), "six") == ["2.0"]
-    assert sum("making the above-python environment" in line for line in progress) == 2
+    assert sum("creating the above-python environment" in line for line in progress) == 2
 
 
 @pytest.mark.thorough

@@ -30,7 +30,7 @@ def test_output_without_errors_is_the_cause_as_it_is():
     assert cause(["Traceback", "", "KeyError"]) == "Traceback\nKeyError"
 
 
-def test_the_lines_that_belong_to_an_error_are_told_with_it():
+def test_the_indented_lines_of_an_error_are_included():
     lines = ["Collecting x", "ERROR: These do not:", "    six (from a)", "    seven", "", "Note: x", "  rest"]
     assert cause(lines) == "These do not:\nsix (from a)\nseven"
 
@@ -46,7 +46,7 @@ def test_markers_are_those_of_the_image_and_not_of_the_host(tmp_path, progress, 
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "out").iterdir()) == ["old", "top"]
 
 
-def test_a_module_in_the_working_folder_cannot_take_pips_place(tmp_path, progress, make_wheel):
+def test_a_module_in_the_working_folder_does_not_shadow_pip(tmp_path, progress, make_wheel):
     (tmp_path / "pip.py").write_text("raise SystemExit(3)")
     links = tmp_path / "links"
     make_wheel(links, "top", "1.0")

@@ -37,7 +37,7 @@ def test_base_and_dockerfile_change_the_image_key(change):
 @pytest.mark.parametrize(
     "change", [{"name": "other"}, {"base": "debian:latest"}, {"requirements": Path("/elsewhere/r.txt")}]
 )
-def test_names_and_places_do_not_change_the_image_key(change):
+def test_names_and_paths_do_not_change_the_image_key(change):
     assert key(replace(RECIPE, **change)) == key()
 
 

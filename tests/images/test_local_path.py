@@ -37,7 +37,7 @@ from allranks.images.recipe import names_local_path, requirement_lines
         "${ALLRANKS_NOT_SET}/lib",
     ],
 )
-def test_a_path_of_this_host_is_told(requirement):
+def test_a_path_of_this_host_is_detected(requirement):
     assert names_local_path(requirement)
 
 

@@ -1,4 +1,4 @@
-"""What of a host's pip configuration counts."""
+"""Which settings of the host's pip are part of cache keys."""
 
 import os
 import sys
@@ -11,30 +11,30 @@ from long_lists import quick
 from allranks.images import pip_settings
 from allranks.images.pip_settings import requirement_texts, with_variables, without_logins
 
-ASK = pip_settings._ask
+ASK = pip_settings._query
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch, tmp_path):
-    """No configuration but the test's own."""
+    """Only the test's own configuration."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "system"))
     of_the_host()
-    monkeypatch.setattr(pip_settings, "_ask", ask)
+    monkeypatch.setattr(pip_settings, "_query", ask)
 
 
 @cache
 def of_the_host():
-    """The settings in files of the host itself, which no test can hide."""
+    """The settings in global files of the host, which tests cannot hide."""
     return ASK(sys.executable)[1]
 
 
 def ask(python):
     files, found = ASK(python)
-    return files, [each for each in found if each not in of_the_host()]
+    return files, [setting for setting in found if setting not in of_the_host()]
 
 
 def settings(folder):
@@ -85,9 +85,9 @@ def test_each_file_that_pip_reads_counts(tmp_path, place):
 
 
 def test_pip_is_asked_once_until_a_file_or_a_variable_changes(tmp_path, monkeypatch):
-    asked = []
-    ask_pip = pip_settings._ask
-    monkeypatch.setattr(pip_settings, "_ask", lambda python: asked.append(python) or ask_pip(python))
+    queried = []
+    ask_pip = pip_settings._query
+    monkeypatch.setattr(pip_settings, "_query", lambda python: queried.append(python) or ask_pip(python))
     own = tmp_path / "home/.pip/pip.conf"
     assert settings(tmp_path) == settings(tmp_path) == ()
     write(own, "[global]\npre = 1\n")
@@ -96,7 +96,7 @@ def test_pip_is_asked_once_until_a_file_or_a_variable_changes(tmp_path, monkeypa
     assert settings(tmp_path) == ("global.pre=0",)
     monkeypatch.setenv("PIP_PRE", "1")
     assert settings(tmp_path) == (".pre=1", "global.pre=0")
-    assert len(asked) == 4
+    assert len(queried) == 4
 
 
 def test_no_login_is_kept(tmp_path, monkeypatch, own_cache):
@@ -115,7 +115,7 @@ def test_a_python_without_pip_has_no_settings(tmp_path, monkeypatch):
     assert pip_settings.pip_settings(tmp_path, str(python)) == ()
 
 
-def test_a_named_file_counts_and_takes_the_place_of_the_users(tmp_path, monkeypatch):
+def test_a_configured_file_replaces_that_of_the_user(tmp_path, monkeypatch):
     write(tmp_path / "home/.pip/pip.conf", "[global]\npre = 1\n")
     write(tmp_path / "own.conf", "[install]\nfind-links =\n    /a\n    /b\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "own.conf"))

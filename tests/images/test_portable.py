@@ -1,4 +1,4 @@
-"""Images that one machine builds and others take."""
+"""Images that one machine builds and others load."""
 
 import io
 import json
@@ -14,10 +14,10 @@ import pytest
 from allranks.errors import ImageError
 from allranks.images import sharing
 from allranks.images.built_image import BuiltImage
-from allranks.images.daemon import Site, find
+from allranks.images.daemon import BuildContext, find
 from allranks.images.sharing import (
+    ImageStore,
     PortableImage,
-    Shelf,
     as_archive,
     by_push,
     export_images,
@@ -39,14 +39,14 @@ CPU = Image(name="cpu", torch="2.13.0")
 
 @pytest.fixture
 def tiny(docker_client, monkeypatch):
-    """A built image of a few bytes; the matrix file's image stands for it."""
+    """A small built image instead of that of the matrix file."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("hello"), io.BytesIO())
     name, _, tag = KEY.partition(":")
     docker_client.api.import_image_from_data(content.getvalue(), repository=name, tag=tag)
     built = BuiltImage(reference=KEY, id=docker_client.images.get(KEY).id, built=True)
-    monkeypatch.setattr(sharing, "image_reference", lambda _image, _site: KEY)
+    monkeypatch.setattr(sharing, "image_reference", lambda _image, _context: KEY)
     monkeypatch.setattr(sharing, "ensure_image", lambda *_args, **_named: built)
     yield built
     remove(docker_client, built.id)
@@ -58,25 +58,25 @@ def remove(client, reference):
 
 
 @pytest.fixture
-def site(docker_client, tmp_path, progress):
-    return Site(client=docker_client, root=tmp_path, progress=progress)
+def context(docker_client, tmp_path, progress):
+    return BuildContext(client=docker_client, root=tmp_path, progress=progress)
 
 
 @pytest.fixture
-def shelf(tmp_path):
-    return Shelf(folder=tmp_path / "images", put=as_archive, known=in_no_registry)
+def store(tmp_path):
+    return ImageStore(folder=tmp_path / "images", put=as_archive, known=in_no_registry)
 
 
 @pytest.mark.docker
 def test_an_archive_brings_an_image_to_a_daemon_that_lacks_it_under_the_name_of_its_id(
-    tiny, site, shelf, docker_client
+    tiny, context, store, docker_client
 ):
-    [exported] = export_images([CPU], shelf, site)
+    [exported] = export_images([CPU], store, context)
     assert exported == PortableImage(name="cpu", key=KEY, reference=tiny.id, file="cpu.tar")
     remove(docker_client, KEY)
     remove(docker_client, tiny.id)
     assert find(docker_client, tiny.id) is None
-    taken = take_images(read_images(shelf.folder).values(), shelf.folder, docker_client, site.progress)
+    taken = take_images(read_images(store.folder).values(), store.folder, docker_client, context.progress)
     name = f"allranks/cpu:id-{tiny.id.removeprefix('sha256:')}"
     assert taken == {"cpu": name}
     assert docker_client.images.get(tiny.id).tags == [name]
@@ -84,89 +84,89 @@ def test_an_archive_brings_an_image_to_a_daemon_that_lacks_it_under_the_name_of_
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("tiny")
-def test_what_was_exported_before_stays_until_the_key_changes(site, shelf, progress, monkeypatch):
-    [first] = export_images([CPU], shelf, site)
-    stamp = (shelf.folder / "cpu.tar").stat().st_mtime_ns
-    assert export_images([CPU], shelf, site) == (first,)
-    assert (shelf.folder / "cpu.tar").stat().st_mtime_ns == stamp
-    assert progress[-1] == f"{KEY} is in {shelf.folder} already"
-    monkeypatch.setattr(sharing, "image_reference", lambda _image, _site: "allranks/portable-test:other")
-    export_images([CPU], shelf, site)
-    assert (shelf.folder / "cpu.tar").stat().st_mtime_ns != stamp
+def test_what_was_exported_before_stays_until_the_key_changes(context, store, progress, monkeypatch):
+    [first] = export_images([CPU], store, context)
+    stamp = (store.folder / "cpu.tar").stat().st_mtime_ns
+    assert export_images([CPU], store, context) == (first,)
+    assert (store.folder / "cpu.tar").stat().st_mtime_ns == stamp
+    assert progress[-1] == f"{KEY} is in {store.folder} already"
+    monkeypatch.setattr(sharing, "image_reference", lambda _image, _context: "allranks/portable-test:other")
+    export_images([CPU], store, context)
+    assert (store.folder / "cpu.tar").stat().st_mtime_ns != stamp
 
 
 @pytest.mark.docker
-def test_a_registry_has_what_was_pushed_under_its_key_and_gives_it_by_digest(tiny, site, shelf, docker_client):
+def test_a_registry_has_what_was_pushed_under_its_key_and_gives_it_by_digest(tiny, context, store, docker_client):
     with serving() as registry:
         place = f"{registry.name}/Owner/repository"
-        pushing = Shelf(folder=shelf.folder, put=by_push(place), known=look_up(place))
-        [pushed] = export_images([CPU], pushing, site)
+        pushing = ImageStore(folder=store.folder, put=by_push(place), known=look_up(place))
+        [pushed] = export_images([CPU], pushing, context)
         repository = f"{registry.name}/owner/repository/allranks/portable-test"
         assert pushed.reference.startswith(f"{repository}@sha256:")
         assert not pushed.file
         assert registry.pushed == ["owner/repository/allranks/portable-test:0123456789ab"]
-        (shelf.folder / "images.json").unlink()
-        taking = Shelf(folder=shelf.folder, put=as_archive, known=look_up(place))
-        assert export_images([CPU], taking, site) == (pushed,)
+        (store.folder / "images.json").unlink()
+        taking = ImageStore(folder=store.folder, put=as_archive, known=look_up(place))
+        assert export_images([CPU], taking, context) == (pushed,)
         remove(docker_client, tiny.id)
         docker_client.images.pull(pushed.reference)
         assert docker_client.images.get(pushed.reference).id == tiny.id
         remove(docker_client, pushed.reference)
-    (shelf.folder / "images.json").unlink()
-    assert look_up(place)(KEY, site) is None  # it does not answer any more: then it is built
+    (store.folder / "images.json").unlink()
+    assert look_up(place)(KEY, context) is None  # it does not answer any more: then it is built
 
 
-def test_a_finished_image_is_passed_on_by_its_name(tmp_path, shelf, daemon, progress):
+def test_a_finished_image_is_passed_on_by_its_name(tmp_path, store, daemon, progress):
     finished = Image(name="own", image="registry.example/image@sha256:1234")
-    [exported] = export_images([finished], shelf, Site(client=daemon, root=tmp_path, progress=progress))
+    [exported] = export_images([finished], store, BuildContext(client=daemon, root=tmp_path, progress=progress))
     assert exported.reference == "registry.example/image@sha256:1234"
-    assert take_images([exported], shelf.folder, daemon, progress.append) == {"own": exported.reference}
+    assert take_images([exported], store.folder, daemon, progress.append) == {"own": exported.reference}
 
 
 def test_an_export_that_ends_early_leaves_no_list_that_names_another_images_archive(
-    tmp_path, shelf, daemon, progress, monkeypatch
+    tmp_path, store, daemon, progress, monkeypatch
 ):
     keys = iter(("allranks/cpu:one", "allranks/cpu:two", "allranks/cpu:one"))
     monkeypatch.setattr(sharing, "image_reference", lambda *_: next(keys))
     monkeypatch.setattr(sharing, "ensure_image", lambda *_, **__: BuiltImage(reference="x", id="sha256:x", built=True))
-    site = Site(client=daemon, root=tmp_path, progress=progress)
+    context = BuildContext(client=daemon, root=tmp_path, progress=progress)
 
-    def put(image, _built, shelf, _site):
-        (shelf.folder / "cpu.tar").write_text(image.key)
+    def put(image, _built, store, _context):
+        (store.folder / "cpu.tar").write_text(image.key)
         if image.key.endswith("two"):
             raise KeyboardInterrupt
         return replace(image, reference="sha256:x", file="cpu.tar")
 
-    shelf = replace(shelf, put=put)
-    export_images([CPU], shelf, site)
+    store = replace(store, put=put)
+    export_images([CPU], store, context)
     with pytest.raises(KeyboardInterrupt):
-        export_images([CPU], shelf, site)
-    export_images([CPU], shelf, site)
-    assert (shelf.folder / "cpu.tar").read_text() == "allranks/cpu:one"
+        export_images([CPU], store, context)
+    export_images([CPU], store, context)
+    assert (store.folder / "cpu.tar").read_text() == "allranks/cpu:one"
 
 
 def test_an_export_that_ends_at_its_second_image_lists_what_the_archives_hold(
-    tmp_path, shelf, daemon, progress, monkeypatch
+    tmp_path, store, daemon, progress, monkeypatch
 ):
     version = ["one"]
-    monkeypatch.setattr(sharing, "image_reference", lambda image, _site: f"allranks/{image.name}:{version[0]}")
+    monkeypatch.setattr(sharing, "image_reference", lambda image, _context: f"allranks/{image.name}:{version[0]}")
     monkeypatch.setattr(sharing, "ensure_image", lambda *_, **__: BuiltImage(reference="x", id="sha256:x", built=True))
-    site = Site(client=daemon, root=tmp_path, progress=progress)
+    context = BuildContext(client=daemon, root=tmp_path, progress=progress)
 
-    def put(image, _built, shelf, _site):
-        (shelf.folder / f"{image.name}.tar").write_text(image.key)
+    def put(image, _built, store, _context):
+        (store.folder / f"{image.name}.tar").write_text(image.key)
         if image.key == "allranks/second:two":
             raise KeyboardInterrupt
         return replace(image, reference="sha256:x", file=f"{image.name}.tar")
 
-    shelf = replace(shelf, put=put)
+    store = replace(store, put=put)
     images = [replace(CPU, name="first"), replace(CPU, name="second")]
-    export_images(images, shelf, site)
+    export_images(images, store, context)
     version[0] = "two"
     with pytest.raises(KeyboardInterrupt):
-        export_images(images, shelf, site)
-    listed = read_images(shelf.folder)
-    assert {name: (shelf.folder / image.file).read_text() for name, image in listed.items()} == {
+        export_images(images, store, context)
+    listed = read_images(store.folder)
+    assert {name: (store.folder / image.file).read_text() for name, image in listed.items()} == {
         name: image.key for name, image in listed.items()
     }
 
@@ -175,7 +175,7 @@ MANIFEST = [{"Config": "c.json", "RepoTags": None, "Layers": []}]
 
 
 def archive(path, **files):
-    """A tar file; a name with ``__`` for its dot, and a value that is JSON."""
+    """Write a tar file of JSON values, by name, with ``__`` for the dot."""
     with tarfile.open(path, "w") as content:
         for name, value in files.items():
             info = tarfile.TarInfo(name.replace("__", "."))
@@ -189,20 +189,20 @@ def named(name, key="io.containerd.image.name"):
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"manifest__json": [{**MANIFEST[0], "RepoTags": ["python:3.11-slim-bookworm"]}]}, "python:3.11-slim-bookworm"),
         ({"manifest__json": MANIFEST, "repositories": {"allranks/cpu": {"x": "y"}}}, "allranks/cpu"),
         ({"manifest__json": MANIFEST, "index__json": named("allranks/cpu:12")}, "allranks/cpu:12"),
         ({"manifest__json": MANIFEST, "index__json": named("x:1", "org.opencontainers.image.ref.name")}, "x:1"),
-        ({"manifest__json": MANIFEST * 2}, "holds 2 images"),
-        ({"index__json": named("x")}, "holds 0 images"),
+        ({"manifest__json": MANIFEST * 2}, "contains 2 images"),
+        ({"index__json": named("x")}, "contains 0 images"),
     ],
 )
-def test_an_archive_that_would_name_images_or_bring_several_is_not_loaded(tmp_path, daemon, progress, files, said):
+def test_an_archive_that_would_name_images_or_bring_several_is_not_loaded(tmp_path, daemon, progress, files, message):
     archive(tmp_path / "cpu.tar", **files)
     image = PortableImage(name="cpu", key=KEY, reference="sha256:12", file="cpu.tar")
-    with pytest.raises(ImageError, match=said):
+    with pytest.raises(ImageError, match=message):
         take_images([image], tmp_path, daemon, progress.append)
 
 
@@ -226,8 +226,8 @@ def test_a_list_that_comes_by_another_way_is_not_loaded(tmp_path, daemon, progre
         link = tarfile.TarInfo("link")
         link.type, link.linkname = tarfile.SYMTYPE, "."
         content.addfile(link)
-        for each in ("manifest.json", name):
-            info = tarfile.TarInfo(each)
+        for member in ("manifest.json", name):
+            info = tarfile.TarInfo(member)
             info.size = len(data := json.dumps(MANIFEST).encode())
             content.addfile(info, io.BytesIO(data))
     image = PortableImage(name="cpu", key=KEY, reference="sha256:12", file="cpu.tar")
@@ -263,7 +263,7 @@ def test_a_list_that_leads_elsewhere_or_is_damaged_is_refused(tmp_path, entry):
         read_images(tmp_path)
 
 
-def test_a_list_of_another_version_and_one_that_is_not_there_are_told_apart(tmp_path):
+def test_a_list_of_another_version_and_a_missing_one_have_different_errors(tmp_path):
     with pytest.raises(ImageError, match="cannot be read"):
         read_images(tmp_path)
     (tmp_path / "images.json").write_text('{"schema": 2, "images": []}')

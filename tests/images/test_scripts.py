@@ -1,4 +1,4 @@
-"""What the scripts say when they cannot do their work; that they do it is for tests/e2e and .ci/run."""
+"""The error messages of the scripts; tests/e2e and .ci/run test that they work."""
 
 import os
 import shlex
@@ -36,7 +36,7 @@ def test_the_scripts_are_posix_shell(script):
     assert run("sh", "-n", str(SCRIPTS / script)).returncode == 0
 
 
-def test_nox_without_a_new_enough_python_says_what_it_needs(checkout, tmp_path):
+def test_nox_with_an_old_python_is_an_error_with_a_remedy(checkout, tmp_path):
     old = interpreter(tmp_path / "old python", "exit 1")
     result = run(checkout / "scripts/nox", PYTHON=old)
     assert result.returncode == 2
@@ -44,7 +44,7 @@ def test_nox_without_a_new_enough_python_says_what_it_needs(checkout, tmp_path):
     assert result.stdout == ""
 
 
-def test_nox_without_the_venv_module_says_what_to_install(checkout, tmp_path):
+def test_nox_without_the_venv_module_is_an_error_with_a_remedy(checkout, tmp_path):
     bare = interpreter(
         tmp_path / "bare", f'case "$2" in *ensurepip*) exit 1 ;; esac\nexec {shlex.quote(sys.executable)} "$@"'
     )

@@ -21,6 +21,6 @@ def test_a_changed_file_changes_the_identity(tmp_path, make_wheel):
 
 
 def test_requirements_of_extras_are_left_out(tmp_path, make_wheel):
-    asked = ["six", 'tomli ; python_version < "3.12"', 'requests ; extra == "dev"', "rich; extra=='dev'"]
-    wheel = make_wheel(tmp_path, "hello", "1.0", requires=asked)
+    needs = ["six", 'tomli ; python_version < "3.12"', 'requests ; extra == "dev"', "rich; extra=='dev'"]
+    wheel = make_wheel(tmp_path, "hello", "1.0", requires=needs)
     assert requirements(wheel) == ("six", 'tomli ; python_version < "3.12"')

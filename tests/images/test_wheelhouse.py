@@ -12,7 +12,7 @@ from allranks.errors import ImageError
 from allranks.images import wheels
 from allranks.images.base import ImagePython
 from allranks.images.recipe import Recipe, recipe_of
-from allranks.images.wheels import Wanted, resolve, target_flags
+from allranks.images.wheels import ResolutionRequest, resolve, target_flags
 from allranks.matrix.model import Image
 
 PYTHON = ImagePython(
@@ -25,7 +25,7 @@ PYTHON = ImagePython(
 
 @pytest.fixture
 def links(tmp_path, make_wheel, monkeypatch):
-    """An index of tiny wheels, given to pip as a host would give one."""
+    """An index of tiny wheels in pip's configuration."""
     folder = tmp_path / "links"
     compiled = "cp311-cp311-manylinux_2_28_x86_64"
     make_wheel(folder, "torch", "2.13.0+cpu", requires=["sympy"], tag=compiled)
@@ -46,7 +46,7 @@ def links(tmp_path, make_wheel, monkeypatch):
 @pytest.fixture
 def wanted(tmp_path):
     recipe = Recipe(name="cpu", base="debian", torch="2.13.0", packages=("pytest",))
-    return Wanted(recipe=recipe, further=(), python=PYTHON, root=tmp_path)
+    return ResolutionRequest(recipe=recipe, project_needs=(), python=PYTHON, root=tmp_path)
 
 
 def names(folder):
@@ -118,7 +118,7 @@ def test_the_kernel_of_the_host_does_not_name_the_wheelhouse(wanted):
 
 @pytest.fixture
 def hashed(tmp_path, links):
-    """Write a requirements file with the hash of each wheel, but for one of torch's for another Python."""
+    """Write a requirements file with the hash of each wheel, except one of torch's for another Python."""
 
     def write(*left_out):
         lines = []
@@ -139,7 +139,7 @@ def test_a_requirements_file_with_hashes_is_resolved(wanted, hashed, progress):
 
 
 @pytest.mark.parametrize("name", ["torch", "pytest", "pluggy"])
-def test_what_a_file_with_hashes_lacks_is_an_error_that_says_what_it_must_have(wanted, hashed, progress, name):
+def test_a_package_without_a_hash_is_an_error_with_a_remedy(wanted, hashed, progress, name):
     with pytest.raises(ImageError, match=name) as error:
         resolve(replace(wanted, recipe=hashed("pip", name)), progress)
     assert "--generate-hashes" in error.value.remedy
@@ -162,14 +162,14 @@ def simple_index(folder, *wheels):
         place = folder / wheel.name.partition("-")[0]
         place.mkdir(parents=True, exist_ok=True)
         shutil.copy(wheel, place)
-        page = "".join(f'<a href="{quote(each.name)}">{each.name}</a>' for each in place.glob("*.whl"))
+        page = "".join(f'<a href="{quote(wheel.name)}">{wheel.name}</a>' for wheel in place.glob("*.whl"))
         (place / "index.html").write_text(f"<!DOCTYPE html><html><body>{page}</body></html>")
     return folder.as_uri()
 
 
 @pytest.fixture
 def indexes(tmp_path, links, make_wheel, monkeypatch):
-    """The index of the user, with all that is wanted, and one of the host with a higher version of it."""
+    """The user's index with all packages, and the host's index with a newer version."""
     own = simple_index(
         tmp_path / "own", *(wheel for wheel in links.iterdir() if wheel.name != "sympy-2.0-py3-none-any.whl")
     )

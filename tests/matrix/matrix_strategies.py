@@ -1,4 +1,4 @@
-"""Random matrices, and conditions as text: what the properties of the matrix are tested on."""
+"""Hypothesis strategies for matrices and conditions."""
 
 from pathlib import Path
 
@@ -64,14 +64,14 @@ def rules_of(texts: list[str]) -> tuple[Rule, ...]:
 
 @st.composite
 def matrices(draw: st.DrawFn) -> Matrix:
-    """Any matrix; most have a cell that can never run."""
+    """Any matrix; most have an impossible cell."""
     excludes = rules_of(draw(st.lists(condition_texts(), max_size=4)))
     return Matrix(path=Path("matrix.toml"), axes=draw(axes()), excludes=excludes)
 
 
 @st.composite
 def runnable_matrices(draw: st.DrawFn) -> Matrix:
-    """A matrix that expands: what can never run is excluded, and there is a cell that no rule reaches."""
+    """A valid matrix: impossible cells are excluded, and at least one cell is left."""
     texts = draw(st.lists(condition_texts(), max_size=2))
     impossible = [rule.when.source for rule in IMPOSSIBLE]
     values = draw(axes())

@@ -1,4 +1,4 @@
-"""Random documents for the schema of the matrix file: right ones, and ones with a few changes."""
+"""Random documents for the schema of the matrix file: valid ones, and ones with a few changes."""
 
 import copy
 
@@ -50,7 +50,7 @@ _VISIBLE = st.characters(codec="ascii", min_codepoint=33, exclude_characters="\x
 
 
 def documents(schema: dict, right: dict) -> st.SearchStrategy:
-    """A right document with one of its tables replaced by whatever the schema accepts there."""
+    """A valid document with one of its tables replaced by another valid one."""
     tables = _DocumentsOf()
     properties = schema["properties"]
     return st.sampled_from(sorted(properties)).flatmap(
@@ -59,13 +59,13 @@ def documents(schema: dict, right: dict) -> st.SearchStrategy:
 
 
 class _DocumentsOf:
-    """Values that parts of a schema accept, as far as the few keywords that it uses tell."""
+    """Values that parts of a schema accept, for the few keywords that it uses."""
 
     def of(self, node: dict, name: str = "") -> st.SearchStrategy:
         if name in OF_KEY and node.get("type") != "object" and node.get("items", {}).get("type") != "object":
             return OF_KEY[name]
         if "anyOf" in node and "properties" not in node:
-            return st.one_of([self.of(each, name) for each in node["anyOf"]])
+            return st.one_of([self.of(option, name) for option in node["anyOf"]])
         if "enum" in node:
             return st.sampled_from(node["enum"])
         strategy: st.SearchStrategy = getattr(self, f"_{node['type']}")(node)
@@ -109,9 +109,9 @@ def mutated(draw: st.DrawFn, documents: st.SearchStrategy) -> dict:
     for _ in range(draw(st.integers(1, 2))):
         place: dict | list = document
         while inner := [
-            each
-            for each in (place.values() if isinstance(place, dict) else place)
-            if isinstance(each, dict | list) and each
+            child
+            for child in (place.values() if isinstance(place, dict) else place)
+            if isinstance(child, dict | list) and child
         ]:
             if draw(st.integers(0, 3)) == 0:
                 break

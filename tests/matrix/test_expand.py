@@ -16,7 +16,7 @@ from allranks.matrix.when import parse_condition
 
 
 def plain(matrix: Matrix) -> tuple[list[Cell], dict[Cell, Rule]]:
-    """Cells and dropped cells, by asking every rule at every point."""
+    """The cells and the dropped cells, by evaluating every rule at every point."""
     cells, dropped = [], {}
     for point in product(*(matrix.axes[axis] for axis in AXES)):
         cell = Cell.at(point)
@@ -128,7 +128,7 @@ def test_nccl_with_fewer_gpus_than_ranks_is_refused_with_what_can_be_done(load_t
     assert 'set = { NCCL_MULTI_RANK_GPU_ENABLE = "1" }' in refused.value.remedy
 
 
-def test_ranks_may_share_a_gpu_where_the_file_says_so(load_text):
+def test_ranks_may_share_a_gpu_if_the_file_allows_it(load_text):
     rule = '[[env]]\nset = { NCCL_MULTI_RANK_GPU_ENABLE = "1" }\n'
     assert len(expand(load_text(SHARED + rule)).cells) == 4
     off = '[[env]]\nwhen = "world_size == 4"\nset = { NCCL_MULTI_RANK_GPU_ENABLE = "0" }\n'

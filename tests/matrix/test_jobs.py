@@ -10,7 +10,7 @@ from allranks.errors import MatrixError, UsageError
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
-from allranks.matrix.jobs import plan, suites_holding, unnamed_suites
+from allranks.matrix.jobs import plan, suites_with_tests, unnamed_suites
 from allranks.matrix.model import Image, Matrix, Suite
 from allranks.matrix.select import select
 from allranks.matrix.when import parse_condition
@@ -40,7 +40,7 @@ def test_only_the_suites_that_are_named_run(load_text, two_suites):
 
 @pytest.fixture
 def with_one_by_name(load_text, document, repository):
-    """A matrix with a suite of one file that runs in worlds of two, and only when it is named."""
+    """A matrix with a suite of one file for two ranks, which only runs on request."""
     for name in ("test_slow.py", "test_slow.py2", "collectives/test_x.py"):
         (repository / "suites" / name).touch()
     text = "\n[suites.slow]\npath = 'suites/test_slow.py'\ndefault = false\nwhen = 'world_size == 2'\n"
@@ -77,7 +77,7 @@ def test_what_could_be_named_is_what_would_run_in_the_cells(with_one_by_name):
     ids=str,
 )
 def test_the_path_of_a_test_names_its_suite(with_one_by_name, pytest_args, held):
-    assert list(suites_holding(with_one_by_name, pytest_args)) == held
+    assert list(suites_with_tests(with_one_by_name, pytest_args)) == held
 
 
 @given(default=st.lists(st.booleans(), min_size=1, max_size=5), cut=st.integers(1, 3))
@@ -107,7 +107,7 @@ def test_job_has_the_image_of_its_cell(load_text, document):
     assert [job.image.name for job in plan(matrix, expand(matrix).cells)] == ["cpu", "cpu", "cuda", "cuda"]
 
 
-def test_the_image_of_a_project_knows_the_tests_of_all_suites(load_text, document):
+def test_the_image_of_a_project_has_the_tests_of_all_suites(load_text, document):
     plain, with_project = (
         load_text(document.replace("[images.cpu]", f"[images.cpu]{key}")) for key in ("", "\nproject = '.'")
     )

@@ -1,10 +1,10 @@
-"""``path = "allranks:NAME"``: the suites that travel with allranks."""
+"""``path = "allranks:NAME"``: the suites of allranks."""
 
 import pytest
 
 from allranks.errors import MatrixError
 from allranks.matrix import suite_paths
-from allranks.matrix.jobs import suites_holding
+from allranks.matrix.jobs import suites_with_tests
 
 HEAD = '[matrix]\nbackend = "gloo"\nworld_size = 2\n[images.cpu]\ntorch = "2.13.0"\n[suites.kit]\n'
 TEST = "collectives/test_broadcast.py::test_any_rank_can_be_the_source"
@@ -35,8 +35,8 @@ def test_a_folder_without_tests_of_its_own_is_no_suite():
         ),
         ("path = 'allranks:../collectives'", "no suite"),
         ("path = ['allranks:collectives', 'tests']", "one of several paths"),
-        ("path = 'allranks:collectives'\nexclude = ['x']", "has no exclude"),
-        ("path = 'allranks:collectives'\nfiles = ['suites']", "has no files"),
+        ("path = 'allranks:collectives'\nexclude = ['x']", "exclude does not apply"),
+        ("path = 'allranks:collectives'\nfiles = ['suites']", "files does not apply"),
     ],
 )
 def test_a_mistake_is_one_error_that_names_what_there_is(load_text, lines, words):
@@ -53,6 +53,6 @@ def test_an_installed_package_carries_the_suites_inside(tmp_path, monkeypatch):
 
 def test_a_test_of_it_selects_it_though_the_repository_has_no_such_file(load_text, repository):
     matrix = load_text(f"{HEAD}path = 'allranks:collectives'\n[suites.own]\npath = 'suites'")
-    assert suites_holding(matrix, [TEST]) == ("kit",)
+    assert suites_with_tests(matrix, [TEST]) == ("kit",)
     (repository / "collectives").mkdir()
-    assert suites_holding(matrix, ["collectives/test_broadcast.py"]) == ("kit",)
+    assert suites_with_tests(matrix, ["collectives/test_broadcast.py"]) == ("kit",)

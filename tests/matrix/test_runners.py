@@ -1,4 +1,4 @@
-"""``[[runners]]``: read with their file's other tables, and checked against the cells that they take."""
+"""``[[runners]]``: parsing, and the check against the cells."""
 
 import pytest
 
@@ -67,15 +67,15 @@ def test_whose_machines_they_are_is_said_or_seen_by_their_labels(load_text, docu
 
 
 @pytest.mark.parametrize(
-    ("rule", "said", "remedy"),
+    ("rule", "what", "remedy"),
     [
         ("gpus = 1", "runners: the key labels is missing", 'labels = ["self-hosted"'),
         ("labels = []", "runners.labels: the list is empty", "self-hosted"),
         ('labels = "gpu"', "runners.labels: 'gpu' is not a list", 'labels = ["self-hosted"'),
-        ('labels = ["gpu", "GPU"]', "runners.labels: 'GPU' is there twice", "once"),
-        ('labels = ["a,b"]', "runners.labels: 'a,b' cannot be a label", "no comma"),
-        ('labels = ["a\\nb"]', "runners.labels: 'a\\\\nb' cannot be a label", "one line"),
-        ('labels = [" a"]', "runners.labels: ' a' cannot be a label", "settings"),
+        ('labels = ["gpu", "GPU"]', "runners.labels: 'GPU' occurs twice", "once"),
+        ('labels = ["a,b"]', "runners.labels: 'a,b' is not a valid label", "without commas"),
+        ('labels = ["a\\nb"]', "runners.labels: 'a\\\\nb' is not a valid label", "one line"),
+        ('labels = [" a"]', "runners.labels: ' a' is not a valid label", "settings"),
         (f'labels = ["{"x" * 257}"]', "runners.labels: 'xxx", "256 characters"),
         ('labels = ["a"]\ngroup = "g"', "runners.group: there is no such key", "labels"),
         ('labels = ["a"]\nminutes = 5', "runners.minutes: there is no such key", "limits.job"),
@@ -85,14 +85,14 @@ def test_whose_machines_they_are_is_said_or_seen_by_their_labels(load_text, docu
         ('labels = ["a"]\nhosted = "no"', "runners.hosted: 'no' is not true or false", "hosted = true"),
         ('labels = ["self-hosted"]\nhosted = true', "runners.hosted: a machine with the label", "Remove hosted"),
         ('labels = ["ubuntu-latest"]\ngpus = 2', "runners.gpus: GitHub's standard machines have", "hosted = false"),
-        ('labels = ["a"]\nwhen = "gpus > 0"', "runners.when: the condition names 'gpus'", "'gpu_count'"),
+        ('labels = ["a"]\nwhen = "gpus > 0"', "runners.when: the condition has 'gpus'", "'gpu_count'"),
     ],
 )
-def test_a_wrong_runner_is_an_error_with_its_line_and_key(load_text, document, rule, said, remedy):
+def test_a_wrong_runner_is_an_error_with_its_line_and_key(load_text, document, rule, what, remedy):
     with pytest.raises(MatrixError) as caught:
         load_text(f"{document}\n[[runners]]\n{rule}\n")
     assert caught.value.what.startswith(("matrix.toml:29", "matrix.toml:30", "matrix.toml:31"))
-    assert said.replace("\\\\", "\\") in caught.value.what
+    assert what.replace("\\\\", "\\") in caught.value.what
     assert remedy in caught.value.remedy
     assert caught.value.exit_code is ExitCode.USAGE
 

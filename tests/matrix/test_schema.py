@@ -1,4 +1,4 @@
-"""The JSON schema of the matrix file: what the parser accepts it accepts, and it has the parser's keys and values."""
+"""The JSON schema of the matrix file accepts the same documents as the parser."""
 
 import copy
 import json
@@ -166,7 +166,7 @@ def test_the_schema_is_printed_for_the_matrix_file_and_for_pyproject(allranks):
     assert schema.is_valid({"project": {"name": "x"}, "tool": {"other": 1, "allranks": right}})
     assert schema.is_valid({"project": {"name": "x"}})
     assert not schema.is_valid({"tool": {"allranks": wrong}})
-    assert [Draft7Validator(alone).is_valid(each) for each in (right, wrong)] == [True, False]
+    assert [Draft7Validator(alone).is_valid(document) for document in (right, wrong)] == [True, False]
 
 
 def test_the_document_of_these_tests_has_every_key():
@@ -178,7 +178,7 @@ def test_the_document_of_these_tests_has_every_key():
         f"{name}.{key.name}"
         for name, table in tables.items()
         for key in keys_of(table).values()
-        if not any(key.name in each for each in (named[name] if isinstance(named[name], list) else [named[name]]))
+        if not any(key.name in entry for entry in (named[name] if isinstance(named[name], list) else [named[name]]))
     ]
     assert lacking == ["images.torch"]  # it is an axis there
 
@@ -197,11 +197,11 @@ def test_every_key_has_a_sentence_and_an_example_that_its_schema_accepts():
         RunnerRule,
         *plugin_tables().values(),
     ):
-        for each in keys_of(table).values():
-            assert each.meaning.endswith("."), each
-            if each.name != "exclude" or table is Suite:
-                Draft7Validator(each.kind.schema).validate(each.example)
-                assert each.example != each.default
+        for key in keys_of(table).values():
+            assert key.meaning.endswith("."), key
+            if key.name != "exclude" or table is Suite:
+                Draft7Validator(key.kind.schema).validate(key.example)
+                assert key.example != key.default
 
 
 def test_the_schema_is_one():

@@ -23,9 +23,9 @@ def ids(cells) -> list[str]:
 def test_where_selects_the_cells_that_have_the_values(matrix, data):
     expansion = expand(matrix)
     some = data.draw(st.sampled_from(list(expansion.cells)[:30])).axes()
-    asked = data.draw(st.lists(st.sampled_from([axis for axis in AXES if some[axis] != ""]), unique=True, min_size=1))
-    text = ", ".join(f"{axis}={some[axis]}" for axis in asked)
-    expected = [cell for cell in expansion.cells if all(cell.axes()[axis] == some[axis] for axis in asked)]
+    chosen = data.draw(st.lists(st.sampled_from([axis for axis in AXES if some[axis] != ""]), unique=True, min_size=1))
+    text = ", ".join(f"{axis}={some[axis]}" for axis in chosen)
+    expected = [cell for cell in expansion.cells if all(cell.axes()[axis] == some[axis] for axis in chosen)]
     assert list(select(expansion, text)) == expected
 
 
@@ -107,11 +107,11 @@ def test_text_selects_its_cells_in_matrix_order(expansion, text, expected):
         ("world_size=", "The selection cannot be read at 'world_size='.", "backend=gloo,world_size=2"),
         ("backend=gloo,", "The selection cannot be read at ''.", "backend=gloo,world_size=2"),
         ("backend=gloo|", "The selection cannot be read at 'backend=gloo|'.", "backend=gloo,world_size=2"),
-        ("nccl-w8-g8-env", "The matrix has no cell with world_size 8.", "outside of the axes"),
+        ("nccl-w8-g8-env", "The matrix has no cell with world_size 8.", "The axis world_size has"),
         ("nccl-w2-g2-", "There is no cell 'nccl-w2-g2-'.", "Did you mean nccl-w2-g2-env?"),
         ("ncll", "There is no cell 'ncll'.", "Did you mean nccl?"),
         ("ncll-w2", "The matrix has no cell with backend 'ncll'.", "Did you mean 'nccl'?"),
-        ("gloo-w3", "The matrix has no cell with world_size 3.", "outside of the axes"),
+        ("gloo-w3", "The matrix has no cell with world_size 3.", "The axis world_size has"),
         ("elephant", "There is no cell 'elephant'.", "gloo-w1-g0-env"),
         ("dist(backnd='gloo')", "There is no axis 'backnd'.", "Did you mean 'backend'?"),
         ("dist(backend='ncll')", "The matrix has no cell with backend 'ncll'.", "Did you mean 'nccl'?"),
@@ -165,10 +165,10 @@ def test_the_beginning_of_an_id_selects_the_cells_that_have_it(matrix, length):
     for cell in expansion.cells[:10]:
         parts = cell.id.split("-")
         if length < len(parts) and (length < 4 or cell.nodes == 1):
-            expected = [each.id for each in expansion.cells if each.id.split("-")[:length] == parts[:length]]
+            expected = [cell.id for cell in expansion.cells if cell.id.split("-")[:length] == parts[:length]]
             found = ids(select(expansion, "-".join(parts[:length])))
             # Four parts without nodes are those of one node.
-            assert found == [each for each in expected if length < 4 or "-n" not in each]
+            assert found == [cell for cell in expected if length < 4 or "-n" not in cell]
 
 
 def test_signature_is_what_nox_writes(expansion):

@@ -1,4 +1,4 @@
-"""Suites that are split: their jobs, their names, how each is selected and shown."""
+"""Suites with shards: their jobs, their names, and their selection."""
 
 import json
 import re
@@ -17,7 +17,7 @@ CELL = "gloo-w2-g0-env"
 
 @pytest.fixture
 def load_shards(load_text, document):
-    """Loads the matrix with so many shards of its suite ``collectives``, beside a suite ``whole``."""
+    """Loads the matrix with a number of shards of its suite ``collectives``, and a suite ``whole``."""
 
     def load(shards):
         text = document.replace(PATH, f"{PATH}\nshards = {shards}")
@@ -67,7 +67,7 @@ def test_shards_and_suites_are_selected_together_each_once(load_shards):
         ("collectives@5of4", "There is no shard 'collectives@5of4'.\ncollectives has 4 shards, collectives@1of4 to"),
         ("collectives@1of3", "There is no shard 'collectives@1of3'."),
         ("collectives@", "There is no shard 'collectives@'."),
-        ("whole@1of2", "whole is not split: give suites.whole its number of shards"),
+        ("whole@1of2", "whole is not split: set shards in [suites.whole]"),
         ("colectives@1of4", "There is no suite 'colectives@1of4'.\nDid you mean 'collectives'?"),
     ],
 )

@@ -1,11 +1,11 @@
-"""The paths of a suite: one or many, with patterns, and without what it excludes."""
+"""The paths of a suite: patterns and excludes."""
 
 from pathlib import Path
 
 import pytest
 
 from allranks.errors import MatrixError
-from allranks.matrix.jobs import suites_holding
+from allranks.matrix.jobs import suites_with_tests
 
 HEAD = '[matrix]\nbackend = "gloo"\nworld_size = 2\n[images.cpu]\ntorch = "2.13.0"\n[suites.t]\n'
 FILES = (
@@ -45,7 +45,7 @@ def suite_of(load_text, repository):
 )
 def test_a_path_is_one_or_many_and_may_have_patterns(suite_of, path, paths):
     suite = suite_of(f"path = {path}")
-    assert [str(each) for each in suite.paths] == paths
+    assert [str(path) for path in suite.paths] == paths
     assert suite.ignored == ()
 
 
@@ -61,8 +61,8 @@ def test_a_path_is_one_or_many_and_may_have_patterns(suite_of, path, paths):
 )
 def test_what_is_excluded_is_left_out_or_ignored(suite_of, path, exclude, paths, ignored):
     suite = suite_of(f"path = {path}\nexclude = {exclude}")
-    assert [str(each) for each in suite.paths] == paths
-    assert [str(each) for each in suite.ignored] == ignored
+    assert [str(path) for path in suite.paths] == paths
+    assert [str(path) for path in suite.ignored] == ignored
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_is_excluded_is_left_out_or_ignored(suite_of, path, exclude, paths,
         ("path = 'a'\nexclude = ['a/fast*']", "exclude", "nothing matches 'a/fast*'"),
         ("path = 'a'\nexclude = ['b/*.py']", "exclude", "excludes nothing of the suite"),
         ("path = 'a'\nexclude = ['../*']", "exclude", "leads out of the repository"),
-        ("path = ['a', 'b']\nexclude = ['?']", "exclude", "all of the suite is excluded"),
+        ("path = ['a', 'b']\nexclude = ['?']", "exclude", "all tests of the suite are excluded"),
     ],
 )
 def test_a_wrong_path_or_pattern_is_an_error_that_names_it(suite_of, lines, key, what):
@@ -108,4 +108,4 @@ def test_thousands_of_files_are_no_burden(suite_of, repository):
 def test_a_test_names_the_suite_whose_paths_have_it_unless_it_is_excluded(suite_of, load_text, argument, held):
     suite_of("path = 'a'")
     matrix = load_text(HEAD + "path = ['a', 'b/test_four.py']\nexclude = ['a/slow']")
-    assert suites_holding(matrix, [argument]) == held
+    assert suites_with_tests(matrix, [argument]) == held

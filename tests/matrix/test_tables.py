@@ -1,4 +1,4 @@
-"""Tables of plug-ins in the matrix file: how they are declared, read, refused, and in the schema for editors."""
+"""Tables of plug-ins in the matrix file: declaration, parsing, errors and schema."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ torch = "2.13.0"
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A folder with a matrix file, in which commands are run."""
+    """A folder with a matrix file, as the current folder."""
     (tmp_path / "suite").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def repository(tmp_path, monkeypatch):
 
 @pytest.fixture
 def read(repository):
-    """``read(text)``: the tables of plug-ins in the matrix file, to which this text is added."""
+    """``read(text)``: the tables of plug-ins in the matrix file with this additional text."""
 
     def of(text, above=""):
         (repository / "matrix.toml").write_text(f"{above}{MATRIX}\n{text}")
@@ -122,10 +122,10 @@ WRONG = [
 def test_a_wrong_value_is_an_error_with_its_line_and_a_remedy(read, text, message, remedy):
     with pytest.raises(MatrixError) as caught:
         read(f"[cluster]\n\n{text}")
-    line = next(n for n, each in enumerate(Path("matrix.toml").read_text().splitlines(), 1) if each == text)
+    line = next(n for n, row in enumerate(Path("matrix.toml").read_text().splitlines(), 1) if row == text)
     assert caught.value.what.startswith(f"matrix.toml:{line}: cluster.{text.partition(' ')[0]}: ")
     assert message in caught.value.what
-    assert remedy in caught.value.told
+    assert remedy in caught.value.terminal_text
 
 
 @pytest.mark.usefixtures("declared", "repository")
@@ -148,7 +148,7 @@ def test_what_is_no_table_is_refused(read, text):
 def test_an_unknown_table_is_an_error_that_suggests_one(read, name):
     with pytest.raises(MatrixError, match="there is no such key") as caught:
         read(f"[{name}]\njobs = 3")
-    assert "Did you mean" in caught.value.told
+    assert "Did you mean" in caught.value.terminal_text
 
 
 def test_the_former_table_of_engines_is_an_error_that_says_where_their_keys_go(read):
@@ -164,7 +164,7 @@ def test_without_its_plug_in_a_table_is_unknown(read, monkeypatch):
 
 @pytest.mark.parametrize("name", ["policy", "docker", "mine", "matrix"])
 def test_a_second_declaration_of_a_table_is_refused(read, monkeypatch, name):
-    points = [SimpleNamespace(name=each, value="x:Y", load=lambda: Cluster) for each in ("mine", name)]
+    points = [SimpleNamespace(name=table, value="x:Y", load=lambda: Cluster) for table in ("mine", name)]
     monkeypatch.setattr(tables, "entry_points", lambda group: points if group == "allranks.tables" else [])
     with pytest.raises(PluginError, match=rf"The table \[{name}\] of the matrix file is declared twice"):
         read("[mine]\njobs = 3")

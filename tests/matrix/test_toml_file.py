@@ -96,4 +96,4 @@ def test_a_text_that_is_misread_has_no_wrong_lines(tmp_path, text):
     lines = text.split("\n")
     assert all(str(path[-1]) in lines[line - 1] for path, line in table.lines.items())
     line = line_of(table.lines, ("after",))
-    assert table.place("after").endswith(f"matrix.toml:{line}: after" if line else "matrix.toml: after")
+    assert table.location("after").endswith(f"matrix.toml:{line}: after" if line else "matrix.toml: after")

@@ -1,4 +1,4 @@
-"""The version of torch as an axis: there where the file has it, and nowhere else."""
+"""The version of torch as an axis."""
 
 import json
 
@@ -101,18 +101,18 @@ def test_the_plan_has_a_column_and_the_axis_for_it(expansion):
     head, first, *_ = render_table(expansion.matrix, expansion.cells).splitlines()
     assert head.split() == ["cell", *AXES, "image", "suites"]
     assert first.split()[6] == "2.13.0"
-    said = json.loads(render_json(expansion, expansion.cells))
-    assert said["axes"]["torch"] == ["2.9.1", "2.13.0", "2.14.1"]
-    assert said["cells"][0]["axes"]["torch"] == "2.13.0"
-    assert said["dropped"][0]["cells"] == ["gloo-w2-g0-env-t2.9.1"]
+    printed = json.loads(render_json(expansion, expansion.cells))
+    assert printed["axes"]["torch"] == ["2.9.1", "2.13.0", "2.14.1"]
+    assert printed["cells"][0]["axes"]["torch"] == "2.13.0"
+    assert printed["dropped"][0]["cells"] == ["gloo-w2-g0-env-t2.9.1"]
 
 
 def test_nothing_of_it_is_in_the_plan_of_a_matrix_without_the_axis(load_text, document):
     expansion = expand(load_text(document))
     assert "torch" not in render_table(expansion.matrix, expansion.cells)
-    said = json.loads(render_json(expansion, expansion.cells))
-    assert "torch" not in said["axes"]
-    assert not any("torch" in cell["axes"] for cell in said["cells"])
+    printed = json.loads(render_json(expansion, expansion.cells))
+    assert "torch" not in printed["axes"]
+    assert not any("torch" in cell["axes"] for cell in printed["cells"])
 
 
 def test_an_image_without_a_torch_is_one_for_each_version(expansion):
@@ -141,7 +141,7 @@ def test_a_finished_image_keeps_its_own_torch(load_text):
 def test_a_condition_on_torch_needs_the_axis(load_text, document):
     text = document + "[[env]]\nset = {}\nwhen = \"torch >= '2.14'\"\n"
     with pytest.raises(
-        MatrixError, match=r"env\.when: the condition names torch, which is not an axis of this matrix"
+        MatrixError, match=r"env\.when: the condition uses torch, which is not an axis of this matrix"
     ) as error:
         load_text(text)
     assert "Add torch = " in error.value.remedy
@@ -151,7 +151,7 @@ def test_a_version_in_a_condition_is_on_the_axis_however_it_is_written(load_text
     rule = "[[env]]\nset = {}\nwhen = \"torch == '2.13'\"\n"
     assert load_text(MATRIX + rule).warnings == ()
     [warning] = load_text(MATRIX + rule.replace("2.13", "2.1.3")).warnings
-    assert "asks for '2.1.3', which is not on the axis torch" in warning
+    assert "has '2.1.3', which is not on the axis torch" in warning
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_version_in_a_condition_is_on_the_axis_however_it_is_written(load_text
         ("[2.13]", "2.13 is not one exact version in quotes"),
         ('["2"]', "'2' is not one exact version"),
         ('[">=2.13"]', "'>=2.13' is not one exact version"),
-        ('["2.13", "2.13.0"]', "'2.13.0' is there twice"),
+        ('["2.13", "2.13.0"]', "'2.13.0' occurs twice"),
         ("[]", "the list is empty"),
     ],
 )

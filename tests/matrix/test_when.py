@@ -12,7 +12,7 @@ POINT |= {"torch": ""}
 
 
 class AsPackagingHasIt:
-    """A version that Python compares with text as the packaging library would."""
+    """A version that can be compared with text, like ``packaging.version``."""
 
     def __init__(self, text):
         self._version = Version(text)
@@ -97,22 +97,22 @@ def test_condition_holds_at_a_point_that_it_describes(text):
         ("world_size == '2'", "compares world_size, a whole number, with '2'", "Write world_size == 2."),
         ("world_size == 'two'", "a whole number, with 'two'", "Write world_size == 2."),
         ("world_size in [2, '4']", "a whole number, with '4'", "world_size == 4"),
-        ("backend == world_size", "compares backend (a name) with world_size (a whole number)", "one kind"),
-        ("backend < 'nccl'", "asks for an order with < on backend", "=="),
-        ("init_method >= backend", "asks for an order", "=="),
+        ("backend == world_size", "compares backend (a name) with world_size (a whole number)", "same kind"),
+        ("backend < 'nccl'", "uses < on backend, whose values have no order", "=="),
+        ("init_method >= backend", "whose values have no order", "=="),
         ("torch >= '2.x'", "compares torch with '2.x', which is not a version", "torch >= '2.14.1'"),
         ("torch >= 2", "compares torch, a version, with 2", "'2.14.1'"),
         ("torch >= 2.14", "compares torch, a version, with 2.14", "'2.14.1'"),
-        ("torch == backend", "compares torch (a version) with backend (a name)", "one kind"),
+        ("torch == backend", "compares torch (a version) with backend (a name)", "same kind"),
         ("world_size == world_size", "compares world_size with itself", "another axis"),
-        ("1 == 1", "compares two literals", "has to be an axis"),
-        ("backend", "names the axis backend without comparing it", "backend == 'nccl'"),
+        ("1 == 1", "compares two literals", "must be an axis"),
+        ("backend", "has the axis backend without a comparison", "backend == 'nccl'"),
         ("True", "has 'True'", "compares axes"),
-        ("2 in [2]", "'in' otherwise than between an axis and a list", "world_size in [2, 4]"),
-        ("'nccl' in backend", "'in' otherwise", "world_size in [2, 4]"),
-        ("backend in 'nccl'", "'in' otherwise", "world_size in [2, 4]"),
-        ("world_size in []", "'in' otherwise", "world_size in [2, 4]"),
-        ("world_size in [gpu_count]", "the axis gpu_count inside a list", "literals only"),
+        ("2 in [2]", "'in', but not between an axis and a list", "world_size in [2, 4]"),
+        ("'nccl' in backend", "'in', but not", "world_size in [2, 4]"),
+        ("backend in 'nccl'", "'in', but not", "world_size in [2, 4]"),
+        ("world_size in []", "'in', but not", "world_size in [2, 4]"),
+        ("world_size in [gpu_count]", "the axis gpu_count inside a list", "only contain literals"),
         ("world_size == [2]", "compares with a list", "world_size in [2, 4]"),
         ("world_size == 2.0", "compares world_size, a whole number, with 2.0", "world_size == 2"),
         ("world_size == None", "a whole number, with None", "world_size == 2"),

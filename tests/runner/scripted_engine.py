@@ -34,7 +34,7 @@ class StandIn(Engine):
     """The base of fake engines that are passed directly to a host: never detected, prepared or cleaned up."""
 
     @classmethod
-    def detect(cls, *, is_asked_for):
+    def detect(cls, *, is_requested):
         raise NotImplementedError
 
     def prepare(self, matrix, progress, uses):
@@ -94,8 +94,8 @@ class ScriptedEngine(StandIn):
         if self.no_leases is not None:
             raise self.no_leases
 
-    def vacate(self, gpus):
-        self.log.append(f"vacate {','.join(gpus)}")
+    def evict(self, gpus):
+        self.log.append(f"evict {','.join(gpus)}")
 
 
 @dataclass
@@ -104,7 +104,7 @@ class ScriptedJob:
     cell: str
     stopped: threading.Event = field(default_factory=threading.Event)
 
-    def hang_up(self):
+    def request_stop(self):
         self.stopped.set()
 
     def go(self):

@@ -71,7 +71,7 @@ class StreamingJob:
     def go(self):
         pass
 
-    def hang_up(self):
+    def request_stop(self):
         pass
 
     def stop(self):

@@ -308,7 +308,7 @@ def test_a_run_does_not_lease_gpus_that_an_earlier_entry_waits_for(dispatcher, e
     work._live.say = say
     work.run([jobs[FIRST]])
     assert acts == [[]]
-    assert engine.log[:2] == ["vacate GPU-a", f"start {FIRST}"]
+    assert engine.log[:2] == ["evict GPU-a", f"start {FIRST}"]
 
 
 @pytest.mark.parametrize("cells", [(FIRST,), (ONE,), (FIRST, BOTH), (ONE, FIRST, TWO), (ONE, TWO, BOTH)], ids=str)

@@ -111,7 +111,7 @@ def test_a_remote_daemon_needs_no_local_socket(matrix, lines, monkeypatch, tmp_p
 @pytest.mark.usefixtures("daemon")
 def test_a_requested_process_engine_is_always_used(matrix, lines):
     assert choose_host("process", matrix, lines).engine.name == "process"
-    assert "(asked for)" in lines[0]
+    assert "(requested)" in lines[0]
 
 
 @pytest.mark.usefixtures("dead_daemon")
@@ -214,7 +214,7 @@ def test_an_image_that_takes_longer_than_its_limit_is_an_error_that_names_it(mat
             check()
 
     matrix = replace(matrix, limits=replace(matrix.limits, build=0.1))
-    with pytest.raises(ImageError, match=r"cpu was not made in 0\.1 s") as error:
+    with pytest.raises(ImageError, match=r"cpu was not built within 0\.1 s") as error:
         _EnvironmentCache(ProcessEngine(), (), matrix, lines, take_long)(jobs["gloo-w1-g0-env"])
     assert "limits.build" in error.value.why
 
@@ -222,10 +222,10 @@ def test_an_image_that_takes_longer_than_its_limit_is_an_error_that_names_it(mat
 @pytest.mark.usefixtures("daemon")
 def test_the_process_engine_removes_containers_that_still_use_a_leased_gpu(matrix, lines, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GPUS", "0")
-    vacated = []
-    monkeypatch.setattr(DockerEngine, "vacate", lambda _, gpus: vacated.append(gpus))
-    choose_host("process", matrix, lines).vacate(("0",))
-    assert vacated == [("0",)]
+    evicted = []
+    monkeypatch.setattr(DockerEngine, "evict", lambda _, gpus: evicted.append(gpus))
+    choose_host("process", matrix, lines).evict(("0",))
+    assert evicted == [("0",)]
 
 
 @pytest.mark.usefixtures("daemon")

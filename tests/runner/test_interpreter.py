@@ -84,4 +84,4 @@ def test_changed_requirements_are_another_environment(tmp_path, lines, recipes):
 def test_debian_packages_must_be_installed_on_the_host(tmp_path, lines):
     image = Image(name="cpu", torch="2.13.0", apt=("libnuma1",))
     environment_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
-    assert lines == ["image cpu: its Debian packages (libnuma1) must be installed on this host"]
+    assert lines == ["image cpu: this host must have its Debian packages (libnuma1)"]

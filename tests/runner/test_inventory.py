@@ -32,13 +32,13 @@ def test_gpus_are_chosen_by_number_and_by_id(text, found):
 def test_an_unknown_gpu_is_rejected(text):
     with pytest.raises(UsageError, match=f"There is no GPU {text} on this host") as caught:
         chosen_gpus(GPUS, f"0,{text}")
-    assert "numbers 0 to 3" in caught.value.why
+    assert "The GPUs are: 0 to 3" in caught.value.why
 
 
 def test_no_gpu_can_be_chosen_without_gpus():
     with pytest.raises(UsageError, match="no GPU 0") as caught:
         chosen_gpus((), "0")
-    assert "There are: none" in caught.value.why
+    assert "The GPUs are: none" in caught.value.why
 
 
 def test_gpus_of_a_remote_daemon_come_from_the_environment():
@@ -94,7 +94,7 @@ def test_a_card_without_a_loaded_driver_is_an_error(tmp_path):
     card.mkdir(parents=True)
     (card / "vendor").write_text("0x10de\n")
     (card / "class").write_text("0x030200\n")
-    with pytest.raises(DeviceError, match="cannot be initialised"):
+    with pytest.raises(DeviceError, match="cannot be initialized"):
         take_inventory(environ={}, root=tmp_path, nvml=nvml)
 
 

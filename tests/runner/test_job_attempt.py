@@ -19,8 +19,8 @@ class Running:
     def go(self):
         self.calls.append("go")
 
-    def hang_up(self):
-        self.calls.append("hang_up")
+    def request_stop(self):
+        self.calls.append("request_stop")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_an_attempt_that_is_cancelled_before_its_start_ends_at_once(attempt):
     attempt.attach(running := Running())
     assert not attempt.wait_for_release()
     attempt.go()
-    assert (running.calls, attempt.cancelled) == (["hang_up"], WHY)
+    assert (running.calls, attempt.cancelled) == (["request_stop"], WHY)
 
 
 def test_a_removed_job_is_not_touched(attempt):

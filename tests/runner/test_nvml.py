@@ -72,8 +72,8 @@ def test_without_the_drivers_library_there_are_no_gpus():
 @pytest.mark.parametrize(
     ("nvml", "what", "why"),
     [
-        (FakeNvml([], init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "cannot be initialised", "mismatch"),
-        (FakeNvml([], init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "cannot be initialised", "Driver Not Loaded"),
+        (FakeNvml([], init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "cannot be initialized", "mismatch"),
+        (FakeNvml([], init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "cannot be initialized", "Driver Not Loaded"),
         (
             FakeNvml([device("a"), device("b", errors={"HandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST})]),
             "cannot identify GPU 1 of 2",
@@ -95,7 +95,7 @@ def test_a_hanging_library_does_not_block_the_run():
     is_over = threading.Event()
     nvml = FakeNvml([])
     nvml.nvmlInit = is_over.wait
-    with pytest.raises(DeviceError, match="does not answer"):
+    with pytest.raises(DeviceError, match="did not answer"):
         nvidia_gpus(nvml, limit=0.01)
     is_over.set()
 
@@ -117,31 +117,31 @@ def test_nvidias_bindings_call_the_drivers_library(tmp_path, lost, output):
 @pytest.mark.parametrize(
     ("about", "problem"),
     [
-        ({"rows": (3, 0, 0, 1)}, "a bad row of its memory has no spare left"),
-        ({"rows": (0, 1, 1, 0)}, "a bad row of its memory is replaced at its next reset"),
+        ({"rows": (3, 0, 0, 1)}, "its memory has a defective row and no spare rows"),
+        ({"rows": (0, 1, 1, 0)}, "its memory has a defective row, which is replaced at its next reset"),
         ({"rows": (9, 0, 0, 0)}, ""),
-        ({"pages": 1}, "a bad page of its memory is retired at its next reset"),
-        ({"ecc": 2}, "its memory has had 2 uncorrectable errors since the driver was loaded"),
-        ({"recovery": 1}, "the driver asks for a reset"),
+        ({"pages": 1}, "its memory has a defective page, which is retired at its next reset"),
+        ({"ecc": 2}, "its memory had 2 uncorrectable errors since the driver was loaded"),
+        ({"recovery": 1}, "the driver recommends a reset"),
         ({"recovery": 0}, ""),
         ({"errors": {"TotalEccErrors": pynvml.NVML_ERROR_GPU_IS_LOST}}, "the driver has lost it"),
         ({"errors": {"RemappedRows": pynvml.NVML_ERROR_RESET_REQUIRED}, "rows": (0, 0, 0, 0)}, "it needs a reset"),
-        ({"errors": {"RetiredPages": pynvml.NVML_ERROR_NOT_SUPPORTED}, "ecc": 1}, "its memory has had 1"),
+        ({"errors": {"RetiredPages": pynvml.NVML_ERROR_NOT_SUPPORTED}, "ecc": 1}, "its memory had 1"),
     ],
 )
 def test_problems_reported_by_the_driver_are_found(about, problem):
     unhealthy, healthy = nvidia_gpus(FakeNvml([device("a", **about), device("b")]))
-    assert unhealthy.trouble.startswith(problem)
-    assert bool(unhealthy.trouble) == bool(problem)
-    assert healthy.trouble == ""
+    assert unhealthy.fault.startswith(problem)
+    assert bool(unhealthy.fault) == bool(problem)
+    assert healthy.fault == ""
 
 
 def test_an_instance_of_an_unhealthy_gpu_is_unhealthy():
     [instance] = nvidia_gpus(FakeNvml([device("a", mig=(device("i"),), rows=(0, 0, 0, 1))]))
-    assert instance.trouble
+    assert instance.fault
 
 
 def test_the_inventory_has_the_unhealthy_gpus_and_the_drivers_version():
     found = take_inventory("nvidia", {}, nvml=FakeNvml([device("a", ecc=1), device("b")], driver="535.104.05"))
     assert found.version == "535.104.05"
-    assert set(found.troubles) == {"GPU-a"}
+    assert set(found.faults) == {"GPU-a"}

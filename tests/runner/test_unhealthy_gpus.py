@@ -53,7 +53,7 @@ def test_an_invalid_file_is_no_quarantine(locks, text):
 
 
 def test_a_gpu_that_the_driver_reports_is_unhealthy_at_once():
-    assert unhealthy_gpus(Inventory(gpus=("GPU-a",), troubles={"GPU-a": "lost", "GPU-hidden": "lost"})) == {
+    assert unhealthy_gpus(Inventory(gpus=("GPU-a",), faults={"GPU-a": "lost", "GPU-hidden": "lost"})) == {
         "GPU-a": "lost"
     }
 

@@ -17,8 +17,8 @@ from allranks.matrix.model import Image, Job, Matrix
 from allranks.runner.ci_service import untrusted_output
 
 if TYPE_CHECKING:
-    from allranks.images.daemon import Site
-    from allranks.images.sharing import Shelf
+    from allranks.images.daemon import BuildContext
+    from allranks.images.sharing import ImageStore
 
 # The Docker SDK and the modules that need it are imported late: see engines/docker.py.
 
@@ -75,7 +75,7 @@ def _jobs_to_build_for(expansion: Expansion, options: Options) -> Sequence[Job]:
 
 def _build_for(jobs: Iterable[Job], matrix: Matrix, options: Options) -> None:
     from allranks.engines.registry import choose_engine  # noqa: PLC0415
-    from allranks.images.daemon import Site  # noqa: PLC0415
+    from allranks.images.daemon import BuildContext  # noqa: PLC0415
 
     _check_options(options)
     images = dict.fromkeys(job.image for job in jobs if not (options.without_gpus and job.cell.gpu_count))
@@ -89,8 +89,8 @@ def _build_for(jobs: Iterable[Job], matrix: Matrix, options: Options) -> None:
             write_list(options.export, ())
         return
     with closing(client):
-        site = Site(client=client, root=matrix.root, progress=_silent if options.quiet else say)
-        _build_images(list(images), site, options, matrix.limits.build)
+        context = BuildContext(client=client, root=matrix.root, progress=_silent if options.quiet else say)
+        _build_images(list(images), context, options, matrix.limits.build)
 
 
 def _silent(_message: str) -> None:
@@ -109,31 +109,31 @@ def _check_options(options: Options) -> None:
         raise UsageError(msg, remedy="Add --registry NAME.")
 
 
-def _build_images(images: Sequence[Image], site: "Site", options: Options, seconds: float) -> None:
+def _build_images(images: Sequence[Image], context: "BuildContext", options: Options, seconds: float) -> None:
     from allranks.images.built_image import build_limit, ensure_image, image_reference  # noqa: PLC0415
     from allranks.images.sharing import export_images  # noqa: PLC0415
 
     if options.dry_run:
         # CI steps parse standard output, so the progress of pulling a base image must not be printed.
-        silent = replace(site, progress=_silent)
+        silent = replace(context, progress=_silent)
         for image in images:
             say(f"{image.name} {image_reference(image, silent)}")
         return
     with untrusted_output(say):  # a project's own build may print anything
         if options.export:
-            for exported in export_images(images, _shelf(options, options.export), site, seconds):
+            for exported in export_images(images, _store(options, options.export), context, seconds):
                 say(f"{exported.name}: {exported.reference}{f' in {exported.file}' if exported.file else ''}")
         else:
             for image in images:
                 with build_limit(image, seconds):
-                    built = ensure_image(image, root=site.root, client=site.client, progress=site.progress)
+                    built = ensure_image(image, root=context.root, client=context.client, progress=context.progress)
                 say(f"{image.name}: {built.reference}")
 
 
-def _shelf(options: Options, folder: Path) -> "Shelf":
-    from allranks.images.sharing import Shelf, as_archive, by_push, in_no_registry, look_up  # noqa: PLC0415
+def _store(options: Options, folder: Path) -> "ImageStore":
+    from allranks.images.sharing import ImageStore, as_archive, by_push, in_no_registry, look_up  # noqa: PLC0415
 
-    return Shelf(
+    return ImageStore(
         folder=folder,
         put=by_push(options.registry) if options.push and options.registry else as_archive,
         known=look_up(options.registry) if options.registry else in_no_registry,

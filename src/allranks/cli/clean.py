@@ -16,7 +16,7 @@ from allranks.user_cache import KEPT_DAYS, prune_cache
 
 if TYPE_CHECKING:
     from allranks.engines.base import Leftovers
-    from allranks.images.stock import StoredImage
+    from allranks.images.inventory import StoredImage
 
 _IMAGES = "to remove images"
 
@@ -87,13 +87,13 @@ def _clean_leftovers() -> ExitCode:
 
 
 def _clean_images(options: Options) -> ExitCode:
-    from allranks.images import stock  # noqa: PLC0415 - the Docker SDK
-    from allranks.images.stock import StockLimits  # noqa: PLC0415
+    from allranks.images import inventory  # noqa: PLC0415 - the Docker SDK
+    from allranks.images.inventory import PruneLimits  # noqa: PLC0415
 
-    limits = StockLimits(unused=options.older_than, size=None if options.keep_size is None else int(options.keep_size))
+    limits = PruneLimits(unused=options.older_than, size=None if options.keep_size is None else int(options.keep_size))
     if options.dry_run and not options.json:
-        say(stock.render(stock.every_image(), time.time()) + "\n")
-    done = (stock.preview if options.dry_run else stock.prune)(limits, warn if options.json else say)
+        say(inventory.render(inventory.every_image(), time.time()) + "\n")
+    done = (inventory.preview if options.dry_run else inventory.prune)(limits, warn if options.json else say)
     if options.json:
         say_json(images=[_object(image) for image in done.left], removed=[_object(image) for image in done.removed])
     return ExitCode.OK
@@ -101,11 +101,11 @@ def _clean_images(options: Options) -> ExitCode:
 
 def prune_after_run(age: str, say_line: Callable[[str], None]) -> None:
     """Remove images unused for an age such as ``30d``; a failure is a warning, since the run has its results."""
-    from allranks.images import stock  # noqa: PLC0415
-    from allranks.images.stock import StockLimits  # noqa: PLC0415
+    from allranks.images import inventory  # noqa: PLC0415
+    from allranks.images.inventory import PruneLimits  # noqa: PLC0415
 
     try:
-        stock.prune(StockLimits(unused=_age(age)), say_line)
+        inventory.prune(PruneLimits(unused=_age(age)), say_line)
     except argparse.ArgumentTypeError as error:
         warn(f"allranks: warning: {PRUNE_VARIABLE}: {error}")
     except AllranksError as error:
@@ -120,7 +120,7 @@ def _object(image: "StoredImage") -> Mapping[str, object]:
         "layer": image.layer,
         "size": image.size,
         "own": image.own,
-        "built": iso_time(image.made) if image.made else None,  # unknown to the daemon
+        "built": iso_time(image.created) if image.created else None,  # unknown to the daemon
         "used": iso_time(image.used),
         "users": image.users,
     }

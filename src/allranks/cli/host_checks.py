@@ -18,7 +18,7 @@ from allranks.cli.torch_check import check_torch
 from allranks.engines import AUTO
 from allranks.engines.base import Finding
 from allranks.engines.gpus import GpuMode, Inventory, nvidia_cards, take_inventory
-from allranks.engines.registry import engine_names, examine_engine
+from allranks.engines.registry import check_engine, engine_names
 from allranks.errors import DeviceError
 from allranks.ownership import lock_folder
 from allranks.runner.unhealthy_gpus import UNHEALTHY_REMEDY, unhealthy_gpus
@@ -64,7 +64,7 @@ def _check_engine(name: str, requested: str, inventory: Inventory) -> Iterator[F
     if name not in {requested, "process"} and requested != AUTO:
         yield Finding(name, f"not checked: the requested engine is {requested}")
         return
-    yield from _in_time(name, examine_engine(name, is_asked_for=name == requested, inventory=inventory))
+    yield from _in_time(name, check_engine(name, is_requested=name == requested, inventory=inventory))
 
 
 def _in_time(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:

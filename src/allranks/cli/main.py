@@ -202,7 +202,7 @@ def _print(error: AllranksError, arguments: Sequence[str], stream: TextIO) -> No
         import traceback  # noqa: PLC0415 - a slow import
 
         traceback.print_exc(file=stream)
-    head, colon, rest = error.told.partition("error:")
+    head, colon, rest = error.terminal_text.partition("error:")
     print(painted(f"{head}{colon}", "red", stream) + rest, file=stream)
 
 

@@ -136,11 +136,11 @@ def _plan_machines(expansion: Expansion, options: Options) -> ExitCode:
 def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:
     """The cells, one per line: id, axes, image and suites."""
     jobs_by_cell = {cell: plan(matrix, [cell], suite_names) for cell in cells}
-    axes = [axis for axis in AXES if any(axis in cell.told_axes() for cell in cells)]
+    axes = [axis for axis in AXES if any(axis in cell.visible_axes() for cell in cells)]
     rows = [("cell", *axes, "image", "suites")]
     for cell, jobs in jobs_by_cell.items():
         suites = ", ".join(_names(jobs)) or "none"
-        rows.append((cell.id, *map(str, cell.told_axes().values()), image_for(matrix, cell).name, suites))
+        rows.append((cell.id, *map(str, cell.visible_axes().values()), image_for(matrix, cell).name, suites))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     planned = [job.suite.name for jobs in jobs_by_cell.values() for job in jobs]
     idle = [suite.name for suite in chosen_suites(matrix, suite_names) if suite.name not in planned]
@@ -206,7 +206,7 @@ def _cell_object(matrix: Matrix, cell: Cell, suite_names: Sequence[str] | None) 
     jobs = plan(matrix, [cell], suite_names)
     return {
         "id": cell.id,
-        "axes": cell.told_axes(),
+        "axes": cell.visible_axes(),
         "image": image_for(matrix, cell).name,
         "suites": list(dict.fromkeys(job.suite.name for job in jobs)),
         "by_name": [suite.name for suite in unnamed_suites(matrix, [cell])],

@@ -13,7 +13,7 @@ from allranks.cli.printing import warn
 from allranks.errors import UsageError, nearest
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.expand import Expansion
-from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
+from allranks.matrix.jobs import chosen_suites, plan, suites_with_tests, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.select import select
 from allranks.protocol.xml_text import for_log
@@ -164,7 +164,7 @@ def _relative_to_root(test: str, root: Path) -> str:
 
 
 def _check_suites(matrix: Matrix, tests: Sequence[str]) -> None:
-    suites_by_test = {test: set(suites_holding(matrix, [test])) for test in tests}
+    suites_by_test = {test: set(suites_with_tests(matrix, [test])) for test in tests}
     for test, suites in suites_by_test.items():
         if not suites:
             why = f"The suites are {', '.join(matrix.suites)}: see their `path` in {matrix.path.name}."
@@ -188,7 +188,7 @@ def selected_jobs(expansion: Expansion, options: Selection) -> Sequence[Job]:
 
 def selected_suites(expansion: Expansion, options: Selection) -> Sequence[str] | None:
     """The suites that are selected with ``--suite``, or by the path of a test; None for the default suites."""
-    return options.suite or suites_holding(expansion.matrix, options.pytest_args) or None
+    return options.suite or suites_with_tests(expansion.matrix, options.pytest_args) or None
 
 
 def selected_cells(expansion: Expansion, options: Selection) -> Sequence[Cell]:

@@ -1,4 +1,4 @@
-"""The standard output of an agent: frames of the daemon, records, and other text."""
+"""Parses an agent's output: Docker's stream frames, records, and other text."""
 
 import re
 import struct
@@ -15,9 +15,9 @@ STDOUT = 1
 
 
 class FrameReader:
-    """Bytes in, ``(stream, payload)`` out, regardless of the boundaries of the pieces.
+    """Parses Docker's multiplexed stream incrementally into ``(stream, payload)`` pairs.
 
-    Payloads are passed on in parts as they arrive, without buffering: a frame may claim 4 GiB.
+    Payloads are yielded in parts as they arrive, without buffering: a frame may claim 4 GiB.
     """
 
     def __init__(self) -> None:
@@ -26,17 +26,17 @@ class FrameReader:
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """The parts of payloads in `data`, never empty."""
-        place = 0
-        while place < len(data):
+        """Yield the non-empty parts of payloads in `data`."""
+        start = 0
+        while start < len(data):
             if self._left:
-                payload = data[place : place + self._left]
-                place += len(payload)
+                payload = data[start : start + self._left]
+                start += len(payload)
                 self._left -= len(payload)
                 yield self._stream, payload
             else:
-                part = data[place : place + _HEADER.size - len(self._header)]
-                place += len(part)
+                part = data[start : start + _HEADER.size - len(self._header)]
+                start += len(part)
                 self._header += part
                 if len(self._header) == _HEADER.size:
                     self._stream, self._left = _HEADER.unpack(self._header)
@@ -44,7 +44,7 @@ class FrameReader:
 
 
 SEPARATOR: Final = b"\x1e"
-"""Begins the line of a record (RFC 7464). It cannot be inside of one: JSON escapes control characters."""
+"""Starts the line of a record (RFC 7464). A record cannot contain it: JSON escapes control characters."""
 
 _OUTPUT_LIMIT: Final = 8000
 _END: Final = re.compile(b"[\n" + SEPARATOR + b"]")
@@ -52,13 +52,13 @@ _END: Final = re.compile(b"[\n" + SEPARATOR + b"]")
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of a stream that begin like a record but are none."""
+    """Bytes of a stream that start like a record but cannot be decoded."""
 
-    what: str  # where they are and why, as in "record 3, from byte 512 on, is not JSON"
+    what: str  # where and why, as in "record 3, from byte 512 on, is not JSON"
 
 
 class RecordReader:
-    """Bytes in, records out, regardless of the boundaries of the pieces.
+    """Parses a stream of records and other output incrementally.
 
     ::
 
@@ -66,43 +66,44 @@ class RecordReader:
                               record ──separator──▶ record
                               record ──LINE_LIMIT─▶ output
 
-    Time is linear in the number of bytes, and no more than one line is kept.
+    Parsing takes linear time, and at most one line is buffered.
     """
 
     def __init__(self) -> None:
         self._output = bytearray()
         self._line: bytearray | None = None
-        self._began = 0
+        self._line_offset = 0
         self._position = 0
         self._records = 0
         self._is_damaged = False
 
     def feed(self, data: bytes) -> Iterator[Record | Damage]:
-        """The records that `data` completes, and the first damage of the stream."""
-        place = 0
-        while place < len(data):
+        """Yield the records that `data` completes, and the first damage of the stream."""
+        start = 0
+        while start < len(data):
             if self._line is None:
-                end = _index(data.find(SEPARATOR, place), data)
-                self.note(data[place:end])
+                found = data.find(SEPARATOR, start)
+                end = len(data) if found < 0 else found
+                self.add_output(data[start:end])
                 if end < len(data):
                     self._begin(self._position + end)
             else:
-                found = _END.search(data, place)
-                end = found.start() if found else len(data)
-                self._line += data[place:end]
-                yield from self._complete(is_ended=found is not None)
-                if found and found.group() == SEPARATOR:
+                match = _END.search(data, start)
+                end = match.start() if match else len(data)
+                self._line += data[start:end]
+                yield from self._complete(is_ended=match is not None)
+                if match and match.group() == SEPARATOR:
                     self._begin(self._position + end)
-            place = end + 1
+            start = end + 1
         self._position += len(data)
 
     def _begin(self, position: int) -> None:
         self._line = bytearray()
-        self._began = position
+        self._line_offset = position
         self._records += 1
 
     def _complete(self, *, is_ended: bool) -> Iterator[Record | Damage]:
-        """The record that has begun, if its line has ended or has become too long."""
+        """Yield the current record if its line has ended or exceeds the limit."""
         line = self._line
         if line is None or not (is_ended or len(line) > LINE_LIMIT):
             return
@@ -112,19 +113,15 @@ class RecordReader:
         except RecordError as error:
             if not self._is_damaged:
                 self._is_damaged = True
-                yield Damage(f"record {self._records}, from byte {self._began} on, {error}")
+                yield Damage(f"record {self._records}, from byte {self._line_offset} on, {error}")
 
-    def note(self, data: bytes) -> None:
-        """Keep the end of output that is no record."""
+    def add_output(self, data: bytes) -> None:
+        """Add output that is not part of a record; only the end of it is kept."""
         self._output += data
         if len(self._output) > 2 * _OUTPUT_LIMIT:
             del self._output[:-_OUTPUT_LIMIT]
 
     @property
     def output(self) -> str:
-        """The end of the output that is no record."""
+        """The end of the output that is not part of a record."""
         return self._output[-_OUTPUT_LIMIT:].decode("utf-8", "replace").strip()
-
-
-def _index(found: int, data: bytes) -> int:
-    return len(data) if found < 0 else found

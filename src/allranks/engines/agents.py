@@ -1,6 +1,6 @@
-"""The agents of a running job, one for each node, and the results that they leave.
+"""The agents of a running job, one per node, and the collection of their result files.
 
-A run handles all agents alike, whether an engine runs them as processes or as containers.
+Agents run as processes, containers or jobs of a cluster; a run handles all of them in the same way.
 """
 
 import errno
@@ -19,7 +19,7 @@ from typing import IO, Generic, Protocol, TypeVar
 from allranks.agent.rendezvous import hold_port
 from allranks.engines.agent_output import Damage
 from allranks.engines.base import JobExit, JobSpec, NodeExit, Passthrough, Placement, RecordSink
-from allranks.engines.intake import MOST_ENTRIES, Intake
+from allranks.engines.result_files import MOST_ENTRIES, ResultWriter
 from allranks.protocol.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, NodeConfig, share_of
 from allranks.protocol.records import NodesMet, Record
 
@@ -29,36 +29,34 @@ _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Meeting:
-    """The rendezvous of the agents of one job on this host, and their shared secret."""
+class Rendezvous:
+    """The address and the shared secret with which the agents of one job on this host connect to each other."""
 
-    held: socket.socket  # the port, reserved as long as this is open: bound with SO_REUSEADDR, and not listening
+    held: socket.socket  # reserves the port while it is open: bound with SO_REUSEADDR, but not listening
     token: str
 
-    def config_of(self, agent: AgentConfig, node: int) -> AgentConfig:
-        """The configuration of one node's agent."""
+    def agent_config(self, agent: AgentConfig, node: int) -> AgentConfig:
         address, port = self.held.getsockname()
         post = NodeConfig(node=node, leader=address, port=port, token=self.token)
-        # On one host the leading agent sees the GPUs of all.
+        # On one host, the lead agent sees the GPUs of all nodes.
         return replace(agent, post=post, check_gpus=() if node else agent.check_gpus)
 
     def close(self) -> None:
-        """Release the port."""
         self.held.close()
 
 
-def arrange_meeting() -> Meeting:
-    """A port of the loopback interface, and a new token."""
-    return Meeting(hold_port(host="127.0.0.1"), make_token())
+def reserve_rendezvous() -> Rendezvous:
+    """Reserve a port of the loopback interface, and create a new token."""
+    return Rendezvous(hold_port(host="127.0.0.1"), make_token())
 
 
 def make_token() -> str:
-    """A new, unique token for one job."""
+    """Create the secret token of one job."""
     return secrets.token_hex(_TOKEN_BYTES)
 
 
 def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
-    """The part of a job on several nodes for the node of this agent."""
+    """The specification of this agent's node of a job on several nodes."""
     node, nodes = agent.node, agent.nodes
     gpus = gpus_of(node, spec.gpus, nodes)
     return replace(
@@ -71,104 +69,111 @@ def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
 
 
 def _checked_on(gpus: Sequence[str], checks: Iterable[GpuToCheck]) -> tuple[GpuToCheck, ...]:
-    """The checks of a node's own GPUs: an agent would report others as sick. Numbers count among its own."""
-    own = [each for each in checks if each.gpu in gpus]
-    return tuple(replace(each, visible=str(gpus.index(each.gpu))) if each.visible.isdecimal() else each for each in own)
+    """The health checks of a node's own GPUs: it would report others as unhealthy. Indexes are the node's own."""
+    own = [check for check in checks if check.gpu in gpus]
+    return tuple(
+        replace(check, visible=str(gpus.index(check.gpu))) if check.visible.isdecimal() else check for check in own
+    )
 
 
 def _passthrough_of(node: int, passthrough: Passthrough, nodes: int) -> Passthrough:
-    """How one node is given its GPUs: AMD's have a device node each, after the one that all of them need."""
+    """How one node gets its GPUs: AMD GPUs have a device node each, listed after the one that all of them need."""
     shared, own = passthrough.nodes[:1], gpus_of(node, passthrough.nodes[1:], nodes)
-    numbers = tuple(passthrough.numbers[place] for place in share_of(node, total=len(passthrough.numbers), nodes=nodes))
-    return replace(passthrough, nodes=(*shared, *own), numbers=numbers)
+    share = share_of(node, total=len(passthrough.numbers), nodes=nodes)
+    return replace(passthrough, nodes=(*shared, *own), numbers=tuple(passthrough.numbers[index] for index in share))
 
 
 def gpus_of(node: int, gpus: Sequence[str], nodes: int) -> tuple[str, ...]:
-    """The GPUs of one node, among those that a job holds on this host."""
-    return tuple(gpus[place] for place in share_of(node, total=len(gpus), nodes=nodes))
+    """The GPUs of one node, out of those that the job holds on this host."""
+    return tuple(gpus[index] for index in share_of(node, total=len(gpus), nodes=nodes))
 
 
-def bring_home(folders: Sequence[Path], results: Path, each: int = RESULTS_BYTES) -> None:
-    """Put the results of all nodes into one folder: only regular files, without following links.
+def collect_results(folders: Sequence[Path], results: Path, bytes_per_node: int = RESULTS_BYTES) -> None:
+    """Copy the regular files of all nodes into one folder, without following links.
 
-    Ranks are numbered over all nodes, so their files have unique names; an agent's files get its node's number. The
-    leader's folder comes first; each may have this many bytes, or more if others have less.
+    Ranks are numbered across nodes, so their files have unique names; the node's number is added to the names of an
+    agent's files.
+
+    Args:
+        folders: The nodes' folders, the lead node's first.
+        results: The target.
+        bytes_per_node: The size limit, as an average over the nodes.
 
     Raises:
-        OSError: Something cannot be copied; everything else has been.
-        EngineError: Something was left out; all that fits was unpacked.
+        OSError: A file could not be copied; all others were.
+        EngineError: Some files were left out; all others were copied.
     """
-    intake = Intake(results, each * len(folders))
+    writer = ResultWriter(results, bytes_per_node * len(folders))
     errors: list[OSError] = []
     for node, folder in enumerate(folders):
-        for path in _files(folder, intake, errors):
+        for path in _files(folder, writer, errors):
             try:
-                _copy(path, PurePosixPath(path.relative_to(folder)), node, intake)
+                _copy(path, PurePosixPath(path.relative_to(folder)), node, writer)
             except OSError as error:
                 errors.append(error)
     if errors:
         raise errors[0]
-    intake.check()
+    writer.check()
 
 
-def _files(folder: Path, intake: Intake, errors: list[OSError]) -> Iterator[Path]:
-    """The regular files below a folder, as far as the intake takes any more."""
+def _files(folder: Path, writer: ResultWriter, errors: list[OSError]) -> Iterator[Path]:
+    """Yield the regular files below a folder."""
     if folder.is_symlink() or not folder.is_dir():
-        errors.append(FileNotFoundError(errno.ENOENT, "there is no folder", str(folder)))
+        errors.append(FileNotFoundError(errno.ENOENT, "not a folder", str(folder)))
         return
-    waiting = [folder]
-    while waiting:
+    pending = [folder]
+    while pending:
         try:
-            with os.scandir(waiting.pop()) as entries:
+            with os.scandir(pending.pop()) as entries:
                 found = sorted(islice(entries, MOST_ENTRIES + 1), key=lambda entry: entry.name)
         except OSError as error:
             errors.append(error)
             continue
         for entry in found:
-            intake.count_entry()
+            writer.count_entry()
             path = Path(entry.path)
             if entry.is_file(follow_symlinks=False):
                 yield path
-            elif entry.is_dir(follow_symlinks=False) and intake.takes_folder(PurePosixPath(path.relative_to(folder))):
-                waiting.append(path)
+            elif entry.is_dir(follow_symlinks=False) and writer.accepts_folder(PurePosixPath(path.relative_to(folder))):
+                pending.append(path)
 
 
-def _copy(source: Path, relative: PurePosixPath, node: int, intake: Intake) -> None:
-    if node and relative.parts[0] == PYTEST_CACHE:  # the leader's has it all
+def _copy(source: Path, relative: PurePosixPath, node: int, writer: ResultWriter) -> None:
+    if node and relative.parts[0] == PYTEST_CACHE:  # the lead node's is complete
         return
-    name = name_of(relative, node) if node else relative
+    name = result_name(relative, node) if node else relative
     try:
-        # Since it was listed, it may have become a link, or a pipe that would block.
+        # It may have been replaced since it was listed, by a link, or by a pipe that would block.
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
-        intake.leave_out("unreadable", name, 0)
+        writer.leave_out("unreadable", name, 0)
         return
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode):
-            intake.add_file(name, found.st_size, _pieces(file, found.st_size))
+            writer.add_file(name, found.st_size, _pieces(file, found.st_size))
 
 
 def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """The first `size` bytes of a file: it may grow while it is read."""
+    """Read the first `size` bytes of a file, which may grow meanwhile."""
     while size > 0 and (piece := file.read(min(size, _PIECE))):
         size -= len(piece)
         yield piece
 
 
-def name_of(path: PurePosixPath, node: int) -> PurePosixPath:
-    """The name of a follower's result file among those of the leader."""
+def result_name(path: PurePosixPath, node: int) -> PurePosixPath:
+    """The path of another node's result file in the folder of the lead node."""
     if path.stem.endswith("agent") and len(path.parts) == 1:
         return path.with_name(f"{path.stem}-{node}{path.suffix}")
     return path
 
 
 STOP_GRACE = 8.0
-"""Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
+"""Seconds for an agent to stop its ranks (which takes at most three) and to write its results."""
 
-_LOOK_AGAIN = 1.0
-_LATE = 4.0
-"""Seconds that a poll is never late by, unless this process was stopped: writing records takes less."""
+_POLL_SECONDS = 1.0
+_SUSPENDED_SECONDS = 4.0
+"""A poll that is this late means that this process was suspended: writing records takes less."""
 
 
 class Agent(Protocol):
@@ -178,28 +183,28 @@ class Agent(Protocol):
 
     @property
     def descriptors(self) -> Collection[int]:
-        """One of these is readable when :meth:`hear` has data to read."""
+        """File descriptors to poll; one of them is readable when :meth:`read` has data."""
 
-    def hear(self, ready: Collection[int]) -> Iterable[Record | Damage | Placement]:
-        """Read the records that have arrived at its readable descriptors; set `has_ended` at its end."""
+    def read(self, ready: Collection[int]) -> Iterable[Record | Damage | Placement]:
+        """Read the records that have arrived at these descriptors; set `has_ended` at the end of the stream."""
 
     def go(self) -> None:
-        """Give it its turn; do nothing if it has ended already."""
+        """Let it run tests; do nothing if it has ended already."""
 
-    def hang_up(self) -> None:
-        """Ask it to end its ranks and itself; idempotent."""
+    def request_stop(self) -> None:
+        """Make it stop its ranks and then exit; idempotent."""
 
     def resume(self) -> None:
-        """Continue it if it was stopped from outside: it has to end its ranks."""
+        """Continue it if it was suspended (SIGSTOP, docker pause), since it has to stop its ranks."""
 
     def end(self, deadline: float) -> None:
-        """Wait for its end, and kill it at the deadline (monotonic). Idempotent."""
+        """Wait for it to exit, and kill it at the deadline (monotonic clock). Idempotent."""
 
     def exit(self) -> NodeExit:
-        """How it has ended.
+        """Return how it ended.
 
         Raises:
-            EngineError: The engine has lost it.
+            EngineError: The engine lost it.
         """
 
 
@@ -207,29 +212,34 @@ A = TypeVar("A", bound=Agent)
 
 
 class JobOfAgents(Generic[A]):
-    """The handling of agents, the leading one first, that the jobs of all engines share; `limit` is in seconds."""
+    """The implementation of a running job that all engines share.
+
+    Args:
+        agents: The agents, the lead node's first.
+        limit: The job's time limit in seconds.
+    """
 
     def __init__(self, agents: Sequence[A], limit: float) -> None:
         self._leader, *self._followers = agents
         self._agents = agents
         self._limit = limit
-        self._held_up = 0.0
+        self._suspended = 0.0
         self._deadline = self._now() + limit
-        self._have_met = False
-        self._bell = os.eventfd(0)
+        self._are_connected = False
+        self._wakeup = os.eventfd(0)
 
     def go(self) -> None:
         self._deadline = self._now() + self._limit
         self._leader.go()
 
     def _now(self) -> float:
-        """Seconds on a clock that pauses while this process is stopped, or its machine sleeps."""
-        return time.monotonic() - self._held_up
+        """Seconds on a clock that pauses while this process is suspended or the machine sleeps."""
+        return time.monotonic() - self._suspended
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         self._deadline = min(self._deadline, self._now() + STOP_GRACE)
-        self._leader.hang_up()
-        os.eventfd_write(self._bell, 1)  # the reading thread has a new deadline
+        self._leader.request_stop()
+        os.eventfd_write(self._wakeup, 1)  # the reading thread has a new deadline
 
     def wait(self, sink: RecordSink) -> JobExit:
         timed_out = not self._read_until(self._is_over, lambda: self._deadline, sink)
@@ -244,54 +254,53 @@ class JobOfAgents(Generic[A]):
         )
 
     def _is_over(self) -> bool:
-        """True if the leader has ended, or waits for an agent that ended before the two connected."""
+        """Whether the lead agent has ended, or waits for an agent that ended before it connected."""
         return self._leader.has_ended or (
-            not self._have_met and any(follower.has_ended for follower in self._followers)
+            not self._are_connected and any(follower.has_ended for follower in self._followers)
         )
 
     def stop(self) -> None:
-        self._stop_all(_ignore)
+        self._stop_all(_discard)
 
     def _stop_all(self, sink: RecordSink) -> None:
-        # The leader first: it ends the ranks of all nodes, and then can report why they ended.
+        # The lead agent first: it stops the ranks of all nodes, so it can report why they ended.
         self._stop([self._leader], sink)
         self._stop(self._followers, sink)
 
     def _stop(self, agents: Sequence[A], sink: RecordSink) -> None:
         for agent in agents:
-            agent.hang_up()
+            agent.request_stop()
             if agent is not self._leader:
                 agent.resume()
         deadline = self._now() + STOP_GRACE
-        # An agent whose last records are not read would block on its full pipe until it is killed.
+        # Agents block on a full pipe, so their last records must be read.
         self._read_until(lambda: all(agent.has_ended for agent in agents), lambda: deadline, sink)
         for agent in agents:
-            agent.end(deadline + self._held_up)
+            agent.end(deadline + self._suspended)
 
     def close(self) -> None:
-        """Release the resources of this object."""
-        os.close(self._bell)
+        os.close(self._wakeup)
 
     def _read_until(self, is_over: Callable[[], bool], deadline: Callable[[], float], sink: RecordSink) -> bool:
-        """Read records until `is_over`; False if the deadline, which may change, came first."""
+        """Read records until `is_over`; return False if the deadline, which may change, came first."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._bell, selectors.EVENT_READ)
+            selector.register(self._wakeup, selectors.EVENT_READ)
             for agent in self._agents:
                 for descriptor in () if agent.has_ended else agent.descriptors:
                     selector.register(descriptor, selectors.EVENT_READ, agent)
-            looked = time.monotonic()
+            polled = time.monotonic()
             while not is_over() and (remaining := deadline() - self._now()) > 0:
-                found = selector.select(min(remaining, _LOOK_AGAIN))
-                looked, before = time.monotonic(), looked
-                if looked - before > _LOOK_AGAIN + _LATE:
-                    # This process was stopped: agents went on, and their records of that time wait to be read.
-                    self._held_up += looked - before
-                if any(key.fd == self._bell for key, _ in found):
-                    os.eventfd_read(self._bell)
+                found = selector.select(min(remaining, _POLL_SECONDS))
+                polled, before = time.monotonic(), polled
+                if polled - before > _POLL_SECONDS + _SUSPENDED_SECONDS:
+                    # The agents ran on, and their records of that time have yet to be read.
+                    self._suspended += polled - before
+                if any(key.fd == self._wakeup for key, _ in found):
+                    os.eventfd_read(self._wakeup)
                 for node, agent, ready in _by_agent(found, self._agents):
-                    for said in agent.hear(ready):
-                        self._have_met = self._have_met or (node == 0 and isinstance(said, NodesMet))
-                        sink(node, said)
+                    for record in agent.read(ready):
+                        self._are_connected = self._are_connected or (node == 0 and isinstance(record, NodesMet))
+                        sink(node, record)
                     if agent.has_ended:
                         for descriptor in agent.descriptors:
                             selector.unregister(descriptor)
@@ -301,12 +310,12 @@ class JobOfAgents(Generic[A]):
 def _by_agent(
     found: Iterable[tuple[selectors.SelectorKey, int]], agents: Sequence[A]
 ) -> Iterable[tuple[int, A, set[int]]]:
-    """The agents that have something to report, by node, each with its readable descriptors."""
+    """Yield the agents that have data to read, each with its node and its readable descriptors."""
     for node, agent in enumerate(agents):
         ready = {key.fd for key, _ in found if key.data is agent}
         if ready:
             yield node, agent, ready
 
 
-def _ignore(_node: int, _said: Record | Damage | Placement) -> None:
-    """Drop a record of a job that is stopped: its caller no longer waits for records."""
+def _discard(_node: int, _record: Record | Damage | Placement) -> None:
+    """Discard a record of a job that is being stopped."""

@@ -1,4 +1,4 @@
-"""Tar archives: the files of a job, and its results. Both are streamed: neither is ever in memory as a whole."""
+"""Streams the files of a job into a tar archive, and its results out of one, without holding either in memory."""
 
 import io
 import os
@@ -12,26 +12,26 @@ from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, Final, Self, TypeVar, cast
 
 from allranks.engines.base import FileCopy
-from allranks.engines.intake import Intake
+from allranks.engines.result_files import ResultWriter
 from allranks.errors import EngineError
 from allranks.images.tar_stream import END, entry_of
 from allranks.protocol.config import RESULTS_BYTES
 
 PAGE: Final = 4096
-"""The allocation unit of a file system in memory, in bytes."""
+"""The allocation unit of tmpfs in bytes."""
 
 _PIECE: Final = 1 << 16
 
 _DESCRIPTIONS: Final = frozenset(
     {tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
 )
-"""Headers that describe the entry behind them, and that ``tarfile`` reads as a whole."""
+"""Headers that describe the next entry, which ``tarfile`` reads into memory."""
 
 _LONGEST_DESCRIPTION: Final = 1 << 20
-"""Bytes: Linux has paths of 4,096, and an extended attribute of a file has 64 KiB at the most."""
+"""A limit in bytes: Linux has paths of at most 4,096 bytes and extended attributes of at most 64 KiB."""
 
 _VERSION_CONTROL: Final = ".git"
-"""Its configuration may have the token of a checkout."""
+"""Left out, since its configuration may contain a token."""
 
 _SKIPPED_NAMES: Final = frozenset(
     {"__pycache__", _VERSION_CONTROL, ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
@@ -42,13 +42,13 @@ E = TypeVar("E", bound=tarfile.TarInfo)
 
 
 class Archive:
-    """A tar archive of files of this host, which are read when it is sent; all its entries belong to one user."""
+    """A tar archive of files of this host, which are read while it is sent. All entries belong to one user."""
 
     def __init__(self, owner: int) -> None:
         self._owner = owner
         self._folders: set[str] = set()
         self._entries: list[tuple[str, bytes | None, Path | None, Path | None]] = []
-        self.pages = 0  # how many pages its files and folders take when they are unpacked
+        self.pages = 0  # the number of pages that its files and folders take when unpacked
 
     def add_folder(self, name: str) -> None:
         """Add an empty folder."""
@@ -57,11 +57,11 @@ class Archive:
             self._add(name, 0)
 
     def add_secret(self, name: str, content: bytes) -> None:
-        """Add a file with this content that its owner alone may read."""
+        """Add a file with this content that only its owner may read."""
         self._add(name, len(content), content=content)
 
     def add_copies(self, prefix: str, copies: Iterable[FileCopy]) -> None:
-        """Add files and folders below `prefix`; caches and version control are left out."""
+        """Add files and folders below `prefix`, without caches and version control."""
         for copy in copies:
             for path, target in _files(copy):
                 name = str(PurePosixPath(prefix) / PurePosixPath(target.as_posix()))
@@ -76,10 +76,10 @@ class Archive:
         self._entries.append((name, content, path, root))
 
     def pieces(self) -> Iterator[bytes]:
-        """The archive."""
+        """Yield the archive."""
         for name, content, path, root in self._entries:
             if path is not None:
-                # A link would lead nowhere in the job: its target goes in instead.
+                # A link would be broken in the job, so the archive has its target.
                 with _opened(path, root) as file:
                     found = os.fstat(file.fileno())
                     yield from entry_of(self._info(name, stat.S_IMODE(found.st_mode), size=found.st_size), file)
@@ -97,42 +97,41 @@ class Archive:
 
 
 def copy_files(copy: FileCopy, into: Path) -> None:
-    """Copy the files of one copy to their targets below a folder."""
+    """Copy a file or folder to its target below a folder of this host."""
     for path, target in _files(copy):
         (into / target).parent.mkdir(parents=True, exist_ok=True)
-        with _opened(path, copy.root) as file, (into / target).open("wb") as made:
-            shutil.copyfileobj(file, made)
+        with _opened(path, copy.root) as file, (into / target).open("wb") as written:
+            shutil.copyfileobj(file, written)
 
 
 def check_links(copies: Iterable[FileCopy]) -> None:
-    """Check that no file leads out of the folder that it has to be in, for jobs that see the folder itself."""
+    """Check that no link leads out of its root, for jobs that use the files in place."""
     for copy in copies:
         for _ in walk(copy.source, copy.root):
             pass
 
 
 def _files(copy: FileCopy) -> Iterator[tuple[Path, Path]]:
-    """The files of a copy, each with its target."""
+    """Yield the files of a copy and their targets."""
     for path in walk(copy.source, copy.root):
         yield path, copy.target if path == copy.source else copy.target / path.relative_to(copy.source)
 
 
 def walk(source: Path, root: Path | None = None, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """A file itself, or all files below a folder, in a fixed order.
+    """Yield a file itself, or all files below a folder, in a fixed order.
 
-    Links are followed. Anything else than files and folders (a socket, a link to nothing) is left out, and so are
-    virtual environments below the folder.
+    Links are followed. Sockets, pipes, broken links and virtual environments below the folder are left out.
 
     Args:
         source: The file or folder.
         root: The folder that no link may lead out of; None for no limit.
-        above: Folders that are not entered again, so that a link to one of them does not recurse.
+        above: The parent folders, which are not entered again, so that a link to one of them does not recurse.
 
     Raises:
         EngineError: A link leads out of the root, or the source is outside of it.
     """
     if root is not None and (not above or source.is_symlink()):
-        _refuse_outside(source, Path(os.path.realpath(source)), root)
+        _check_inside(source, Path(os.path.realpath(source)), root)
     if source.is_file():
         yield source
     elif source.is_dir() and (here := source.resolve()) not in above:
@@ -145,10 +144,10 @@ def walk(source: Path, root: Path | None = None, above: frozenset[Path] = frozen
 
 @contextmanager
 def _opened(path: Path, root: Path | None) -> Iterator[BinaryIO]:
-    """A file open for reading. What was opened is checked, too: a link may have replaced the file since the walk."""
+    """Open a file, and check again that it is inside the root: a link may have replaced the file since the walk."""
     with path.open("rb") as file:
         if root is not None:
-            _refuse_outside(path, Path(f"/proc/self/fd/{file.fileno()}").readlink(), root)
+            _check_inside(path, Path(f"/proc/self/fd/{file.fileno()}").readlink(), root)
         yield file
 
 
@@ -156,12 +155,12 @@ def _is_below(real: Path, root: Path) -> bool:
     return real.is_relative_to(root) and _VERSION_CONTROL not in real.relative_to(root).parts
 
 
-def _refuse_outside(path: Path, real: Path, root: Path) -> None:
-    """Refuse a path whose file or folder is not below the root, or belongs to its version control."""
+def _check_inside(path: Path, real: Path, root: Path) -> None:
+    """Check that the real path of a file is below the root, and not in its version control folder."""
     if _is_below(real, root):
         return
-    below = [each for each in (*reversed(path.parents), path) if each.is_relative_to(root) and each.is_symlink()]
-    link = next((each for each in below if not _is_below(Path(os.path.realpath(each)), root)), None)
+    links = [part for part in (*reversed(path.parents), path) if part.is_relative_to(root) and part.is_symlink()]
+    link = next((link for link in links if not _is_below(Path(os.path.realpath(link)), root)), None)
     leads = f"{path} leads to {real}" if link is None else f"The link {link} leads to {os.path.realpath(link)}"
     msg = f"{leads}, outside of the repository's files in {root}."
     why = "Only files of the repository are copied into a job: otherwise, a pull request could read files of the host."
@@ -169,30 +168,30 @@ def _refuse_outside(path: Path, real: Path, root: Path) -> None:
     raise EngineError(msg, why=why, remedy=remedy)
 
 
-def unpack(pieces: Iterable[bytes], into: Path, most: int = RESULTS_BYTES) -> None:
+def unpack(pieces: Iterable[bytes], into: Path, limit: int = RESULTS_BYTES) -> None:
     """Unpack an untrusted archive of a job, without the first component of its paths.
 
-    Only files are made, with the folders above them: links and devices are left out, so no entry can lead elsewhere.
+    Only regular files and their folders are created, so no link can redirect a later entry.
 
     Raises:
         tarfile.TarError: It is damaged, or an entry would leave the folder; the entries before it are unpacked.
-        EngineError: Something was left out; all that fits was unpacked.
+        EngineError: Some files were left out; all others are unpacked.
         OSError: The folder cannot be written.
     """
-    intake = Intake(into, most)
+    writer = ResultWriter(into, limit)
     with tarfile.open(fileobj=cast("IO[bytes]", _Source(pieces)), mode="r|", tarinfo=_Entry) as archive:
         for entry in archive:
-            intake.count_entry()
+            writer.count_entry()
             path = PurePosixPath(*PurePosixPath(entry.name).parts[1:])
             if ".." in path.parts:
                 msg = f"{entry.name!r} would leave the folder"
                 raise tarfile.ExtractError(msg)
             is_file = entry.isreg() and not entry.issparse()
-            is_taken = is_file and intake.add_file(path, entry.size, _content(archive, entry))
+            is_written = is_file and writer.add_file(path, entry.size, _content(archive, entry))
             has_content = entry.isreg() or entry.type not in tarfile.SUPPORTED_TYPES
-            if not intake.may_pass_over(entry.size if has_content and not is_taken else 0):
+            if not writer.may_skip(entry.size if has_content and not is_written else 0):
                 break
-    intake.check()
+    writer.check()
 
 
 def _content(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[bytes]:
@@ -204,31 +203,31 @@ def _content(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[bytes
 class _Entry(tarfile.TarInfo):
     """An entry of an untrusted archive.
 
-    ``tarfile`` itself takes a damaged header behind the first one for the end of the archive, reads a description of
-    any size into memory, and lets exceptions of its parsers through.
+    ``tarfile`` itself treats a damaged header after the first one as the end of the archive, reads a description of
+    any size into memory, and does not catch all exceptions of its parsers.
     """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Parse one block."""
+        """Parse the header of an entry."""
         entry = super().frombuf(buf, encoding, errors)
         if entry.type in _DESCRIPTIONS and entry.size > _LONGEST_DESCRIPTION:
             msg = f"a header of {entry.size} bytes"
             raise tarfile.ReadError(msg)
-        return _with_a_size(entry)
+        return _check_size(entry)
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
         """Parse an entry, with the descriptions before it."""
         try:
-            return _with_a_size(super().fromtarfile(tarfile_))
+            return _check_size(super().fromtarfile(tarfile_))
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined] # typeshed lacks it
             raise
         except (tarfile.HeaderError, ValueError, IndexError) as error:
             raise tarfile.ReadError(str(error)) from error
 
 
-def _with_a_size(entry: E) -> E:
+def _check_size(entry: E) -> E:
     if entry.size < 0:
         msg = f"{entry.name!r} has a size of {entry.size}"
         raise tarfile.ReadError(msg)
@@ -236,14 +235,14 @@ def _with_a_size(entry: E) -> E:
 
 
 class _Source:
-    """A file over pieces of any size. Whoever reads behind them misses something: an archive has an end of its own."""
+    """A file object over pieces of bytes. Reading past the last one is an error: an archive marks its own end."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
         self._rest = memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        """At most this many of the next bytes."""
+        """Return at most this many of the next bytes."""
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:

@@ -1,4 +1,4 @@
-"""The contract between a run and an engine: a job as data, and the base class of what runs it."""
+"""The contract between a run and an engine: the specification of a job, its result, and the base class of engines."""
 
 import dataclasses
 import json
@@ -28,9 +28,9 @@ class FileCopy:
     """A file or folder that the job needs.
 
     Attributes:
-        source: Where it is on this host.
-        target: Where it goes, relative to the job's code folder.
-        root: The folder, without links in its path, that no file may lead out of; None if all of them can be trusted.
+        source: Its path on this host.
+        target: Its path relative to the job's code folder.
+        root: A real path that no link may lead out of; None if all files are trusted.
     """
 
     source: Path
@@ -39,7 +39,7 @@ class FileCopy:
 
 
 LISTS: Final = Path(".test-lists")
-"""The folder in a job's code folder that has PyTorch's lists of tests, each under the name of its variable."""
+"""The folder, in a job's code folder, of PyTorch's lists of tests. Each file has the name of its variable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +49,11 @@ class Resources:
     Attributes:
         memory_bytes: Memory, without swap.
         shm_bytes: Size of ``/dev/shm``.
-        disk_bytes: Limit of the files of its tests, for engines that can limit that; they take memory as well.
+        disk_bytes: Size of its tests' files, on engines that can limit it; they count as memory, too.
         pids: Number of processes and threads.
         cpus: How many of its ranks may compute at a time.
-        seconds: From the job's turn to its agent's end, including imports and collection if they are not done by then;
-            the engine's own, last time limit.
+        seconds: Time from the start of the tests to the end of the agent, after which the engine kills the job. It
+            includes imports and collection that are not finished at the start.
     """
 
     memory_bytes: int
@@ -69,14 +69,14 @@ GpuDriver = Literal["nvidia", "cdi", "rocm"]
 
 @dataclass(frozen=True, kw_only=True)
 class Passthrough:
-    """How a job is given its GPUs.
+    """How a job gets its GPUs.
 
     Attributes:
-        driver: ``nvidia`` is a request for ids that NVIDIA's toolkit grants, ``cdi`` one for names that the engine's
-            CDI specifications have, ``rocm`` gives device nodes.
-        nodes: Those nodes, as paths on the engine's host.
-        groups: Numbers of the groups that may use them.
-        numbers: Their indexes among the host's GPUs, which ROCm uses.
+        driver: ``nvidia`` requests UUIDs from NVIDIA's toolkit, ``cdi`` requests names of the engine's CDI
+            specifications, ``rocm`` passes device nodes.
+        nodes: The device nodes, as paths on the engine's host.
+        groups: Ids of the groups that may use them.
+        numbers: The GPUs' indexes on the host, which ROCm uses.
     """
 
     driver: GpuDriver = "nvidia"
@@ -87,22 +87,22 @@ class Passthrough:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """All that an engine needs to run one attempt at one job.
+    """Everything that an engine needs to run one attempt at one job.
 
     Attributes:
         run_id: The run that owns every object made for the job.
         job_id: ``<cell>/<suite>``.
-        attempt: From 1.
+        attempt: Counts from 1.
         image: Image reference, for engines that run containers.
         python: Interpreter, for engines that run processes.
-        python_path: Folders on Python's path: the user's own project. Engines that copy put their contents into one.
+        python_path: Folders to add to Python's path, for the user's project. Engines that copy files merge them.
         code: The folder on this host that suites are relative to.
-        files: The parts of it that the job needs, for engines that copy.
-        carried: The initial contents of the job's results folder, left by an earlier job.
-        gpus: Identifiers of the GPUs that the job holds; empty for none.
-        resources: Its limits, on all of its nodes together.
-        node_resources: Its limits on each of several nodes, by that node's ranks; empty for one node.
-        seccomp: The filter of system calls in its container: our own list, or the daemon's default.
+        files: The parts of `code` that the job needs, for engines that copy files.
+        carried: The initial content of the job's results folder, from an earlier job.
+        gpus: Ids of the GPUs that the job has leased.
+        resources: Its limits, for all nodes together.
+        node_resources: Its limits on each node; empty for a job on one node.
+        seccomp: The seccomp profile of its containers: that of allranks, or the daemon's default.
     """
 
     run_id: str
@@ -123,12 +123,11 @@ class JobSpec:
     seccomp: Literal["allranks", "default"] = "allranks"
 
     def resources_on(self, node: int) -> Resources:
-        """The limits of the job on one of its nodes."""
         return self.node_resources[node] if self.node_resources else self.resources
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of every object made for this attempt."""
+        """The labels of every object made for this attempt."""
         return {
             "allranks": "1",
             RUN_LABEL: self.run_id,
@@ -139,13 +138,13 @@ class JobSpec:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """A printable form, made of JSON's types alone."""
+        """A printable form with only JSON types."""
         plain: dict[str, Any] = _plain(dataclasses.asdict(dataclasses.replace(self, agent=_public(self.agent))))
         return plain
 
 
 def _public(agent: AgentConfig) -> AgentConfig:
-    """The agent's config as records show it: without the token of its post and the long table of durations."""
+    """The agent's configuration without its secret token and the long table of durations."""
     share = None if agent.share is None else dataclasses.replace(agent.share, seconds={})
     return dataclasses.replace(agent, post=None, share=share)
 
@@ -162,14 +161,14 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value in, any JSON val
 
 
 def unique_name(*parts: str, longest: int) -> str:
-    """A name for an object that other jobs and runs can see: other parts have another name.
+    """A name for an object that other jobs and runs can see, unique for each sequence of parts.
 
-    It begins with the words of the parts, for people, and ends with a digest of them, because words joined by hyphens
-    have several readings. It has letters, digits and hyphens alone.
+    It consists of letters, digits and hyphens: a readable form of the parts, and a digest, since different parts can
+    have the same readable form.
 
     Args:
-        parts: What tells the object from all others, the most important first.
-        longest: The most characters; at least 40.
+        parts: The parts that identify the object, the most important first.
+        longest: The maximum length, at least 40.
     """
     import hashlib  # noqa: PLC0415 - OpenSSL takes 4 MB, and few reports need it
 
@@ -179,60 +178,60 @@ def unique_name(*parts: str, longest: int) -> str:
 
 
 LAUNCHED: Final = 4
-"""Ranks that a launcher test may start regardless of its cell's world size: torch's classes start four."""
+"""Ranks that a test with its own ranks may start regardless of its cell's world size: torch's classes start four."""
 
 
 def ranks_at_once(world_size: int, overlap: int) -> int:
-    """How many ranks a job may have at a time, if this many of its launcher tests overlap."""
+    """How many ranks a job may have at a time, if this many tests with their own ranks run concurrently."""
     return world_size if overlap == 1 else max(world_size, LAUNCHED) * overlap
 
 
 def resources(
     *, world_size: int, memory_mib: int | None, seconds: float, overlap: int = 1, disk_mib: int = 1024
 ) -> Resources:
-    """The resources of a job, with defaults for keys that its matrix file lacks.
+    """The resources of a job, with defaults for keys that are not in the matrix file.
 
     Args:
         world_size: Number of ranks.
-        memory_mib: Memory in MiB; None for 2 GiB and 1 GiB more for each rank, or for each test that overlaps.
-        seconds: The job's time limit; the agent keeps it, the engine allows up to a minute more.
-        overlap: How many of its launcher tests may run at a time.
-        disk_mib: Limit of the files of its tests, in MiB.
+        memory_mib: Memory in MiB; by default 2 GiB, and 1 GiB for each rank or concurrent test.
+        seconds: The job's time limit. The agent enforces it; the engine's limit is up to a minute longer.
+        overlap: How many tests with their own ranks may run concurrently.
+        disk_mib: Size of the files of its tests in MiB.
     """
     mib = 1 << 20
     ranks = ranks_at_once(world_size, overlap)
     return Resources(
         memory_bytes=(memory_mib or 2048 + 1024 * max(world_size, overlap)) * mib,
-        # NCCL and gloo share buffers here, DataLoader workers too; only what is used costs memory.
+        # For the buffers of NCCL, gloo and DataLoader workers; only used pages cost memory.
         shm_bytes=(64 + 256 * ranks) * mib,
         disk_bytes=disk_mib * mib,
-        # A rank has a hundred threads if RPC, autograd and gloo each have theirs; the limit is for fork bombs. A fork
-        # that has torch takes 1 to 2 MB: more of them would use up the memory, and the kernel kills them one by one.
+        # The limit stops fork bombs; a rank has about 100 threads with RPC, autograd and gloo. A fork with torch takes
+        # 1 to 2 MB, so many more of them would exhaust the memory, and the kernel kills processes one by one.
         pids=512 * max(ranks, LAUNCHED),
         seconds=seconds + min(60.0, 20.0 + seconds / 10),
         cpus=ranks,
     )
 
 
-def total(each: Sequence[Resources]) -> Resources:
-    """The limits of a job on all of its nodes together, which run at the same time."""
+def total(nodes: Sequence[Resources]) -> Resources:
+    """The limits of a job on all of its nodes together."""
     return Resources(
-        memory_bytes=sum(one.memory_bytes for one in each),
-        shm_bytes=sum(one.shm_bytes for one in each),
-        disk_bytes=max(one.disk_bytes for one in each),  # their folder is one
-        pids=sum(one.pids for one in each),
-        seconds=max(one.seconds for one in each),
-        cpus=sum(one.cpus for one in each),
+        memory_bytes=sum(node.memory_bytes for node in nodes),
+        shm_bytes=sum(node.shm_bytes for node in nodes),
+        disk_bytes=max(node.disk_bytes for node in nodes),  # they share a folder
+        pids=sum(node.pids for node in nodes),
+        seconds=max(node.seconds for node in nodes),
+        cpus=sum(node.cpus for node in nodes),
     )
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What an engine that queues its jobs says of a job's place.
+    """The status of a job in the queue of an engine that queues its jobs.
 
     Attributes:
-        text: In words, as in "queued (Resources)" or "placed on n1".
-        is_placed: It has its nodes, and its time has begun.
+        text: As in "queued (Resources)" or "placed on n1".
+        is_placed: Whether it has its nodes, so that its time has started.
     """
 
     text: str
@@ -240,8 +239,8 @@ class Placement:
 
 
 RecordSink = Callable[[int, Record | Damage | Placement], None]
-"""Takes a report of a node's agent: the node's number (0 leads), and a record or why there is none. Engines that queue
-jobs report their places, too."""
+"""Receives the number of a node (0 is the lead node), and a record of its agent, damage in its output, or, from an
+engine that queues jobs, a placement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,8 +249,8 @@ class NodeExit:
 
     Attributes:
         status: Its exit status, negative for a signal; None if unknown.
-        out_of_memory: The kernel's out-of-memory killer ended some of its processes.
-        output: The end of its output beside its records, such as why it could not start.
+        out_of_memory: The kernel's out-of-memory killer killed some of its processes.
+        output: The end of its output that is not part of a record, such as why it could not start.
     """
 
     status: int | None
@@ -261,14 +260,14 @@ class NodeExit:
 
 @dataclass(frozen=True, kw_only=True)
 class JobExit(NodeExit):
-    """How a job ended: its agent or, of several, the leading one, and the others.
+    """How a job ended. The inherited attributes are those of the lead node.
 
     Attributes:
         timed_out: The engine's own time limit ended it.
-        ended_by: What ended it from outside, as in "was preempted"; empty if nothing did, or the engine cannot tell.
-        is_disturbed: Tests may have failed for what is in `ended_by`, even if all have ended.
-        began: When it was given its nodes, in seconds since the epoch; None if it had them when it got its turn.
-        followers: The agents of the nodes from 1 on.
+        ended_by: What ended it from outside, as in "was preempted"; empty if nothing did, or if it is unknown.
+        is_disturbed: Tests may have failed because of `ended_by`, even if all of them ended.
+        began: When it got its nodes, in seconds since the epoch; None if it had them from the start.
+        followers: How the agents of the other nodes ended.
     """
 
     timed_out: bool = False
@@ -280,19 +279,19 @@ class JobExit(NodeExit):
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnvironment:
-    """Where a job's Python comes from."""
+    """The Python environment of a job."""
 
-    image: str | None = None  # reference of the image, on an engine that runs containers
+    image: str | None = None  # image reference, on an engine that runs containers
     python: str | None = None  # interpreter, on an engine that runs processes
-    python_path: tuple[Path, ...] = ()  # folders on Python's path beside those of the image or interpreter
-    torch: str = field(default="", compare=False)  # the version that the matrix file states for it; empty for none
+    python_path: tuple[Path, ...] = ()  # folders to add to Python's path
+    torch: str = field(default="", compare=False)  # the torch version in the matrix file, if any
 
 
 MakeEnvironment = Callable[[Image], JobEnvironment]
-"""Makes the environment of all jobs of an image, which may take minutes; raises an :class:`AllranksError`."""
+"""Makes the environment of all jobs of an image, which may take minutes; raises :class:`AllranksError`."""
 
 Progress = Callable[[str], None]
-"""Receives lines while something is made."""
+"""Receives lines of progress output."""
 
 
 class Finding(NamedTuple):
@@ -300,160 +299,157 @@ class Finding(NamedTuple):
 
     subject: str  # what was checked, in a word or two
     text: str  # its state
-    remedy: str = ""  # the one thing to do; empty if there is no problem
+    remedy: str = ""  # what to do; empty if there is no problem
 
     @property
     def line(self) -> str:
-        """The finding as it is printed."""
+        """The finding as the command prints it."""
         mark = "PROBLEM" if self.remedy else "ok"
-        told = f"{mark:7}  {self.subject}: {self.text}"
-        return f"{told}\n         -> {self.remedy}" if self.remedy else told
+        line = f"{mark:7}  {self.subject}: {self.text}"
+        return f"{line}\n         -> {self.remedy}" if self.remedy else line
 
 
 class Leftovers(NamedTuple):
-    """What runs have left on a host, by name."""
+    """The names of objects that earlier runs left on a host."""
 
-    dead: Sequence[str] = ()  # what dead runs left, which was removed unless that was not wanted
-    # What belongs to runs of another host, or of another name space of this one; whether they live is not known here.
-    unknown: Sequence[str] = ()
+    dead: Sequence[str] = ()  # of dead runs; they have been removed, except in a dry run
+    unknown: Sequence[str] = ()  # of runs of another host or pid namespace, which may be alive
 
 
 class RunningJob(Protocol):
-    """A job that has been started and, once it has collected, waits for its turn."""
+    """A started job. Its agent imports and collects the tests, then waits for :meth:`go`."""
 
     def go(self) -> None:
-        """Give the job its turn: its time begins now. The agent has imported and collected before, or still does."""
+        """Let the job run its tests, as soon as it has collected them; its time limit starts now."""
 
     def wait(self, sink: RecordSink) -> JobExit:
-        """Wait for the agent's end, giving `sink` each record as it comes.
+        """Wait for the agent to end, and pass each record to `sink` as it arrives.
 
         Raises:
             EngineError: The engine lost the job.
         """
 
-    def hang_up(self) -> None:
-        """End the job soon, so that :meth:`wait` returns; from any thread, while another one waits."""
+    def request_stop(self) -> None:
+        """Make the job end soon, so that :meth:`wait` in another thread returns. Thread-safe."""
 
     def stop(self) -> None:
-        """Have the agent stop its ranks and write its results; kill it if it does not. Idempotent."""
+        """Let the agent stop its ranks and write its results; kill it if it does not. Idempotent."""
 
     def collect(self, results: Path) -> None:
-        """Put the job's results into an existing folder.
+        """Copy the job's results into an existing folder.
 
         Raises:
-            EngineError: They cannot be fetched.
+            EngineError: They cannot be copied.
         """
 
 
 class Engine(ABC):
-    """A place where jobs run: the base class of all engines.
+    """The base class of all engines.
 
-    A plug-in registers its engines by the hook ``allranks_engines``. An object of the class belongs to one run, or to a
-    command that examines or cleans up a host.
+    A plug-in registers its engines with the hook ``allranks_engines``. Each run or command uses its own instance.
     """
 
     name: ClassVar[str]
     """Its name, as in ``--engine NAME``."""
 
     has_queue: ClassVar[bool] = False
-    """Whether it queues jobs by itself, and gives them GPUs: allranks leases none, and jobs outlive their
-    orchestrator."""
+    """Whether it queues jobs and assigns GPUs itself: allranks leases no GPUs, and jobs outlive the orchestrator."""
 
     answer: str = ""
-    """Why a run may take it, in words, as in "a Docker daemon answers"; empty for no reason."""
+    """Why ``--engine auto`` chose it, as in "a Docker daemon answers"; may be empty."""
 
     most_jobs: int | None = None
-    """The most jobs to submit at a time, once it has been prepared for a run; None for no such limit."""
+    """How many jobs a run may submit at a time; None for no limit. It is valid after :meth:`prepare`."""
 
     nodes: int = 1
-    """How many nodes of its own it has for jobs on several."""
+    """How many nodes it has for a job on several nodes."""
 
     image_daemon: "DockerClient | None" = None
-    """The daemon that builds the images of its jobs; None if it runs no images."""
+    """The daemon that builds its images; None if it runs no images."""
 
     @classmethod
     @abstractmethod
-    def detect(cls, *, is_asked_for: bool) -> Self:
+    def detect(cls, *, is_requested: bool) -> Self:
         """Connect to the engine of this host.
 
         Args:
-            is_asked_for: Whether the user has named it. Otherwise a host that seems to lack it is not searched further.
+            is_requested: Whether the user named it. Otherwise a cheap check may decide that this host lacks it.
 
         Raises:
-            EngineAbsentError: This host does not have it, which is no problem; ``why`` says in words what is missing.
-            EngineDeniedError: It is there, and closed to this user.
-            EngineError: It is there, and does not work.
+            EngineAbsentError: This host does not have it; ``why`` says what is missing.
+            EngineDeniedError: This user may not use it.
+            EngineError: It does not work.
         """
 
     @abstractmethod
     def prepare(self, matrix: Matrix, progress: Progress, uses: ExitStack | None) -> MakeEnvironment:
-        """Get ready for the jobs of a run; return the function that makes their environments.
+        """Prepare a run; return the function that makes the environments of its jobs.
 
         Args:
-            matrix: The matrix of the run. An engine of another package finds its own table in ``matrix.tables``.
-            progress: Receives lines while environments are made.
-            uses: Until it is closed, nothing that was made for the run is removed; None if nothing protects it.
+            matrix: The matrix of the run. The table of a plug-in's engine is in ``matrix.tables``.
+            progress: Receives progress output of that function.
+            uses: Keeps images and environments of the run from being removed until it is closed; None to not do so.
 
         Raises:
-            AllranksError: Its table is wrong.
+            AllranksError: The engine's table is invalid.
         """
 
     @abstractmethod
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> AbstractContextManager[RunningJob]:
-        """Start a job; leaving the context removes everything that was made for it, also after errors.
+        """Start a job; leaving the context removes everything that was made for it, even after errors.
 
         Args:
             spec: The job.
-            held: Locked descriptors of the job's leases. A process inherits them, so that a lease lasts as long
-                as any process of its job; a container cannot, and ends with its owner instead.
+            held: File descriptors that hold the locks of the job's GPU leases. Processes inherit them, so that a lease
+                lasts as long as any process of the job. Containers cannot; they end when their owner ends.
 
         Raises:
-            EngineError: It could not be started; nothing of it is left.
+            EngineError: The job could not be started; nothing is left of it.
         """
 
     @abstractmethod
     def clean_up(self, *, is_dry_run: bool = False) -> Leftovers:
-        """Remove what dead runs have left on this host.
+        """Remove what dead runs left on this host.
 
         Args:
-            is_dry_run: Only find it.
+            is_dry_run: Find leftovers without removing them.
 
         Raises:
-            EngineError: It cannot be determined.
+            EngineError: Leftovers cannot be determined.
         """
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
-        """Release what it holds, such as a connection. Nothing else is called then."""
+        """Release resources, such as a connection. The last call of a run."""
 
     def capacity(self) -> tuple[int, int]:
-        """Cores, and MiB of memory, for all jobs at a time: by default, those of this host.
+        """Cores and MiB of memory for all concurrent jobs; by default, those of this host.
 
         Raises:
-            EngineError: The engine does not report it.
+            EngineError: The engine does not report them.
         """
         return len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 
-    def examine(self, inventory: "Inventory") -> Iterator[Finding]:  # noqa: ARG002 - of engines that pass GPUs on
-        """Check what it needs to run jobs with these GPUs, for ``allranks doctor``; nothing is changed."""
+    def check(self, inventory: "Inventory") -> Iterator[Finding]:  # noqa: ARG002 - of engines that pass GPUs on
+        """Check whether this host can run jobs with these GPUs, for ``allranks doctor``, without changing anything."""
         yield from ()
 
     def adopt(self, spec: JobSpec) -> AbstractContextManager[RunningJob] | None:  # noqa: ARG002
-        """Take over a job that an earlier orchestrator of the run has started; None if there is none.
+        """Take over a job that an earlier orchestrator of the run started; return None if there is none.
 
-        It may have ended meanwhile. Its records come again from the first. Only engines with a queue have such jobs.
+        The job may have ended. All its records are read again. Only engines with a queue have such jobs.
         """
         return None
 
     def check_leases(self) -> None:  # noqa: B027 - most engines have nothing to check
-        """Check that leases of this process exclude all other runs on the engine's GPUs; call it before a lease.
+        """Check, before a GPU is leased, that leases of this process exclude all other runs on the engine's GPUs.
 
         Raises:
             EngineError: They do not.
         """
 
-    def vacate(self, gpus: Sequence[str]) -> None:  # noqa: B027 - for most engines a lease is enough
-        """Remove what still uses one of these GPUs: the lease is ours, so its owner has died, or lost track of it.
+    def evict(self, gpus: Sequence[str]) -> None:  # noqa: B027 - for most engines a lease is enough
+        """Remove jobs of dead owners that still use these GPUs, which the caller has leased.
 
         Raises:
-            EngineError: It cannot be determined what uses them.
+            EngineError: The jobs that use them cannot be determined.
         """

@@ -1,4 +1,4 @@
-"""The engine ``docker``: jobs in containers of a daemon, in images that allranks builds."""
+"""The engine ``docker``, which runs jobs in containers, from images that allranks builds."""
 
 import os
 import shutil
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 _SOCKET = Path("/var/run/docker.sock")
 
 _GIB: Final = 1 << 30
-_ROOM_FOR_IMAGES: Final = 4 * _GIB
-_ROOM_FOR_CUDA: Final = 24 * _GIB
-"""A CUDA image of torch is 6 GB, and its build takes 24 GB meanwhile (``allranks.images.builders``)."""
+_SPACE_FOR_IMAGES: Final = 4 * _GIB
+_SPACE_FOR_CUDA: Final = 24 * _GIB
+"""An image of torch with CUDA takes 6 GB, and its build up to 24 GB (``allranks.images.builders``)."""
 
-_SECONDS_APART: Final = 5.0
+_MAX_CLOCK_SKEW: Final = 5.0
 _CDI_SINCE: Final = 25
 _INSTALL_TOOLKIT: Final = (
     "Install nvidia-container-toolkit, run `sudo nvidia-ctk runtime configure --runtime=docker`, and restart Docker."
@@ -48,7 +48,7 @@ _INSTALL_TOOLKIT: Final = (
 
 
 class DockerEngine(Engine):
-    """Runs each job in containers of its own, one for each node.
+    """Runs each node of a job in a container.
 
     Args:
         client: The daemon.
@@ -63,12 +63,12 @@ class DockerEngine(Engine):
         self._package = package
 
     @classmethod
-    def detect(cls, *, is_asked_for: bool = True) -> Self:
-        if not is_asked_for and (lacking := _lacking()):
+    def detect(cls, *, is_requested: bool = True) -> Self:
+        if not is_requested and not _has_daemon():
             msg = "This host has no Docker daemon."
-            raise EngineAbsentError(msg, why=lacking)
+            raise EngineAbsentError(msg, why=f"no Docker daemon: there is no {_SOCKET}")
         try:
-            # The SDK takes a tenth of a second to import: hosts without a daemon do without.
+            # Importing the SDK takes 0.1 s, which hosts without a daemon need not spend.
             from allranks.images.docker_client import connect  # noqa: PLC0415
         except ImportError as error:
             msg = "The Docker SDK for Python is not installed."
@@ -81,9 +81,9 @@ class DockerEngine(Engine):
         from allranks.images.project import project_files  # noqa: PLC0415
 
         def make(image: Image) -> JobEnvironment:
-            made = ensure_image(image, root=matrix.root, client=self.image_daemon, progress=progress, uses=uses)
-            copied = (project_files(image, matrix.root, progress),) if image.mode == "copy" else ()
-            return JobEnvironment(image=made.reference, python_path=copied)
+            built = ensure_image(image, root=matrix.root, client=self.image_daemon, progress=progress, uses=uses)
+            project = (project_files(image, matrix.root, progress),) if image.mode == "copy" else ()
+            return JobEnvironment(image=built.reference, python_path=project)
 
         package = package_files()
         self._package = (*package, *bytecode_of(package, cache_folder() / "bytecode"))
@@ -99,27 +99,26 @@ class DockerEngine(Engine):
         return self._objects.start(spec, self._package)
 
     def clean_up(self, *, is_dry_run: bool = False) -> Leftovers:
-        """Remove what dead runs have left, unfinished builds of images too."""
         return self._objects.clean_up(is_dry_run=is_dry_run)
 
-    def vacate(self, gpus: Sequence[str]) -> None:
-        self._objects.vacate(gpus)
+    def evict(self, gpus: Sequence[str]) -> None:
+        self._objects.evict(gpus)
 
     def check_leases(self) -> None:
-        """Check that this process sees the locks of all runs on the daemon's host.
+        """Check that this process can access the locks of all runs on the daemon's host.
 
-        A folder of locks that is a mount of its own, or that the user has named, counts as shared with the other runs.
+        A lock folder that is a mount point, or that the user set, is assumed to be shared with the other runs.
         """
-        from allranks.images.docker_client import sees_daemon  # noqa: PLC0415 - see detect
+        from allranks.images.docker_client import is_daemon_local  # noqa: PLC0415 - see detect
 
         folder = lock_folder()
-        if os.environ.get(LOCKS_VARIABLE) or folder.is_mount() or sees_daemon():
+        if os.environ.get(LOCKS_VARIABLE) or folder.is_mount() or is_daemon_local():
             return
-        msg = "No GPU can be leased: this process does not see the locks of the Docker daemon's host."
-        why = "allranks runs in a container or on another host, so its leases would keep no other run off a GPU."
+        msg = "No GPU can be leased: this process cannot access the locks of the Docker daemon's host."
+        why = "allranks runs in a container or on another host, so other runs could use a GPU that it has leased."
         remedy = (
             "Mount the host's /run/lock/allranks (or /tmp/allranks, if only root may write its /run/lock) at "
-            f"{folder} of this container, or name a folder that all runs on these GPUs share: {LOCKS_VARIABLE}=DIR."
+            f"{folder} of this container, or set {LOCKS_VARIABLE} to a folder that all runs on these GPUs share."
         )
         raise EngineError(msg, why=why, remedy=remedy)
 
@@ -127,80 +126,78 @@ class DockerEngine(Engine):
         self.image_daemon.close()
 
     def capacity(self) -> tuple[int, int]:
-        """Cores and MiB of the host that the daemon is on, which may be another one."""
         from allranks.engines.docker_job import as_engine_error  # noqa: PLC0415 - see detect
 
         with as_engine_error("The daemon does not report the size of its host."):
-            said = self.image_daemon.info()
-        return int(said["NCPU"]), int(said["MemTotal"]) >> 20
+            info = self.image_daemon.info()
+        return int(info["NCPU"]), int(info["MemTotal"]) >> 20
 
-    def examine(self, inventory: Inventory) -> Iterator[Finding]:
+    def check(self, inventory: Inventory) -> Iterator[Finding]:
         from allranks.images.builders import images_folder  # noqa: PLC0415 - see detect
 
         try:
-            said: dict[str, Any] = self.image_daemon.info()
-        except Exception as error:  # noqa: BLE001 - the SDK's, requests' or urllib3's own
+            info: dict[str, Any] = self.image_daemon.info()
+        except Exception as error:  # noqa: BLE001 - of the SDK, requests or urllib3
             yield Finding("Docker", f"the daemon does not answer: {error}", "Restart it, and see its log.")
             return
-        yield from examine_daemon(said, inventory, time.time())
-        yield from examine_images(images_folder(said, self.image_daemon.api.base_url), inventory)
+        yield from check_daemon(info, inventory, time.time())
+        yield from check_image_space(images_folder(info, self.image_daemon.api.base_url), inventory)
 
 
-def _lacking() -> str:
-    """Why this host seems to have no daemon, in words; empty if it may have one."""
+def _has_daemon() -> bool:
+    """Whether this host seems to have a daemon."""
     try:
-        is_expected = "DOCKER_HOST" in os.environ or _SOCKET.exists()
+        return "DOCKER_HOST" in os.environ or _SOCKET.exists()
     except PermissionError:
-        is_expected = True
-    return "" if is_expected else f"no Docker daemon: there is no {_SOCKET}"
+        return True
 
 
-def examine_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) -> Iterator[Finding]:
-    """Check what a Docker daemon supports.
+def check_daemon(info: Mapping[str, Any], inventory: Inventory, now: float) -> Iterator[Finding]:
+    """Check the capabilities of a Docker daemon.
 
     Args:
-        said: The daemon's own report (``docker info``).
+        info: The result of ``docker info``.
         inventory: The GPUs that it should pass to containers.
         now: This host's time, in seconds since the epoch.
     """
-    yield Finding("Docker", f"{said.get('ServerVersion', '?')} answers, {said.get('NCPU', '?')} cores")
+    yield Finding("Docker", f"{info.get('ServerVersion', '?')} answers, {info.get('NCPU', '?')} cores")
     if inventory.gpus:
-        yield from _toolkit(said, inventory)
-    lacking = [name for name in ("MemoryLimit", "SwapLimit", "PidsLimit") if said.get(name) is False]
-    if lacking:
-        text = f"the kernel enforces no {', '.join(lacking)} (cgroup v{said.get('CgroupVersion', '1')})"
+        yield from _check_toolkit(info, inventory)
+    missing = [name for name in ("MemoryLimit", "SwapLimit", "PidsLimit") if info.get(name) is False]
+    if missing:
+        text = f"the kernel does not support {', '.join(missing)} (cgroup v{info.get('CgroupVersion', '1')})"
         remedy = "Add `cgroup_enable=memory swapaccount=1` to the kernel's command line, and restart the host."
         yield Finding("cgroups", text, remedy)
     else:
-        yield Finding("cgroups", f"v{said.get('CgroupVersion', '1')}: memory and processes are limited")
-    yield from _clock(str(said.get("SystemTime", "")), now)
+        yield Finding("cgroups", f"v{info.get('CgroupVersion', '1')}: memory and processes are limited")
+    yield from _check_clock(str(info.get("SystemTime", "")), now)
 
 
-def examine_images(folder: Path | None, inventory: Inventory) -> Iterator[Finding]:
+def check_image_space(folder: Path | None, inventory: Inventory) -> Iterator[Finding]:
     """Check the disk space for images.
 
     Args:
         folder: The folder where the daemon stores them; None if it is on another host.
-        inventory: The GPUs of jobs: images with CUDA are larger.
+        inventory: The GPUs of jobs, since images with CUDA are larger.
     """
     if folder is not None:
-        free, wanted = shutil.disk_usage(folder).free, _ROOM_FOR_CUDA if inventory.gpus else _ROOM_FOR_IMAGES
-        remedy = "" if free >= wanted else f"Free {wanted / _GIB:.0f} GiB: docker system df shows candidates."
+        free, needed = shutil.disk_usage(folder).free, _SPACE_FOR_CUDA if inventory.gpus else _SPACE_FOR_IMAGES
+        remedy = "" if free >= needed else f"Free {needed / _GIB:.0f} GiB: docker system df shows candidates."
         yield Finding("images", f"{free / _GIB:.1f} GiB are free in {folder}", remedy)
 
 
-def _toolkit(said: Mapping[str, Any], inventory: Inventory) -> Iterator[Finding]:
+def _check_toolkit(info: Mapping[str, Any], inventory: Inventory) -> Iterator[Finding]:
     """Check whether the daemon can pass GPUs to containers in the requested mode."""
-    version = str(said.get("ServerVersion", "0"))
+    version = str(info.get("ServerVersion", "0"))
     if inventory.driver == "nvidia":
-        is_there = "nvidia" in said.get("Runtimes", {}) or shutil.which("nvidia-container-runtime-hook")
-        remedy = "" if is_there else _INSTALL_TOOLKIT
-        yield Finding("toolkit", f"NVIDIA's is {'there' if is_there else 'not there'}", remedy)
+        is_installed = "nvidia" in info.get("Runtimes", {}) or shutil.which("nvidia-container-runtime-hook")
+        remedy = "" if is_installed else _INSTALL_TOOLKIT
+        yield Finding("toolkit", f"NVIDIA's is {'installed' if is_installed else 'not installed'}", remedy)
     elif inventory.driver == "cdi" and _major(version) < _CDI_SINCE:
         text = f"Docker {version} does not support CDI"
         yield Finding("CDI", text, f"Install Docker {_CDI_SINCE}, or set ALLRANKS_GPU_MODE=nvidia.")
-    elif inventory.driver == "cdi" and not _specifications(said.get("CDISpecDirs") or ()):
-        text = f"no specification is in {', '.join(said.get('CDISpecDirs') or ('any folder',))}"
+    elif inventory.driver == "cdi" and not _specifications(info.get("CDISpecDirs") or ()):
+        text = f"there is no specification in {', '.join(info.get('CDISpecDirs') or ('any folder',))}"
         remedy = "Run: sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
         yield Finding("CDI", text, remedy)
 
@@ -214,14 +211,14 @@ def _specifications(folders: Sequence[str]) -> list[Path]:
     return [path for folder in folders for path in Path(folder).glob("*") if path.suffix in {".json", ".yaml"}]
 
 
-def _clock(said: str, now: float) -> Iterator[Finding]:
-    """Compare the clock of the daemon's host with ours: attempts from several machines are ordered by time."""
+def _check_clock(time_of_daemon: str, now: float) -> Iterator[Finding]:
+    """Compare the clocks of the daemon's host and this host, since attempts of several machines are sorted by time."""
     try:
-        apart = abs(datetime.fromisoformat(f"{said[:19]}+00:00").timestamp() - now)
+        skew = abs(datetime.fromisoformat(f"{time_of_daemon[:19]}+00:00").timestamp() - now)
     except ValueError:
         return
-    if not said.endswith("Z"):
+    if not time_of_daemon.endswith("Z"):
         return
-    text = f"the daemon's and this host's are {apart:.0f} s apart"
-    remedy = "" if apart <= _SECONDS_APART else "Set both by NTP: sudo timedatectl set-ntp true"
+    text = f"the clocks of the daemon and this host differ by {skew:.0f} s"
+    remedy = "" if skew <= _MAX_CLOCK_SKEW else "Synchronize both with NTP: sudo timedatectl set-ntp true"
     yield Finding("clock", text, remedy)

@@ -1,4 +1,4 @@
-"""A running job of the docker engine: one container for each node, removed in every case."""
+"""A running job of the docker engine, with one container per node."""
 
 import socket
 import ssl
@@ -18,7 +18,7 @@ from docker.errors import APIError, NotFound
 from allranks.agent.linux import signal_name
 from allranks.engines import agents
 from allranks.engines.agent_output import STDOUT, Damage, FrameReader, RecordReader
-from allranks.engines.agents import JobOfAgents, bring_home
+from allranks.engines.agents import JobOfAgents, collect_results
 from allranks.engines.archive import unpack
 from allranks.engines.base import NodeExit
 from allranks.engines.docker_requests import ROOT, own_folder
@@ -27,19 +27,23 @@ from allranks.images.docker_client import FAILURES
 from allranks.protocol.records import ContainerEnded, Record
 
 _SIGNALLED = 128
-"""If a signal ended a container, its exit status is this plus the signal's number."""
+"""The exit status of a container that was killed by a signal is this plus the signal's number."""
 
-_LOOK_AGAIN = 1.0
-"""Seconds between two looks at the network of nodes that have not met."""
+_NETWORK_POLL = 1.0
+"""Seconds between two checks of the network while the nodes are not connected."""
 
 _NO_ADDRESSES = "address pool"
-"""Part of Docker's message when it has no addresses left for a network, in 20.10 as well as 28."""
+"""Part of Docker's message when no addresses are left for a network (20.10 to 28)."""
 
 
 class Container:
-    """The container of one node, whose program is the node's agent.
+    """The container of one node, which runs the node's agent.
 
-    Its title is its name in messages; a job on one node has no network.
+    Args:
+        client: The daemon.
+        identifier: The container's id.
+        title: Its name in messages.
+        network: The job's network; None for a job on one node.
     """
 
     def __init__(self, client: docker.APIClient, identifier: str, title: str, network: str | None) -> None:
@@ -56,7 +60,7 @@ class Container:
         self._was_paused = self._was_stuck = False
 
     def attach_and_start(self) -> None:
-        """Attach first, so that no output of the agent is lost, then start."""
+        """Start the container, after attaching to it, so that no output of the agent is lost."""
         with as_engine_error(f"{self.title} could not be started."):
             self._attached = self._client.attach_socket(
                 self.identifier, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -65,7 +69,7 @@ class Container:
 
     @property
     def _socket(self) -> socket.socket:
-        """The socket itself: for some transports the SDK returns a file around it."""
+        """The socket; for some transports the SDK returns a file that wraps it."""
         wrapped: socket.socket = getattr(self._attached, "_sock", self._attached)
         return wrapped
 
@@ -73,22 +77,22 @@ class Container:
     def descriptors(self) -> tuple[int, ...]:
         return (self._socket.fileno(),)
 
-    def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage]:
-        """Read what has arrived; the end of the attach stream is the container's end."""
+    def read(self, _ready: Collection[int]) -> Iterator[Record | Damage]:
+        """Read available output; the stream ends when the container ends."""
         data = self._receive()
         for stream, payload in self._frames.feed(data):
             if stream != STDOUT:
-                self._stream.note(payload)
+                self._stream.add_output(payload)
                 continue
-            for said in self._stream.feed(payload):
-                if isinstance(said, ContainerEnded):
-                    self._ended = said
+            for record in self._stream.feed(payload):
+                if isinstance(record, ContainerEnded):
+                    self._ended = record
                 else:
-                    yield said
+                    yield record
         self.has_ended = not data or self.keeps_files
 
     def _receive(self) -> bytes:
-        """Data from the daemon; nothing if the connection is lost, since the daemon is asked about the end anyway."""
+        """Receive data; a lost connection ends the stream, since the container's state is inspected anyway."""
         try:
             return self._socket.recv(1 << 16)
         except OSError:
@@ -96,30 +100,27 @@ class Container:
 
     @property
     def keeps_files(self) -> bool:
-        """True if its agent has ended and its container init still runs, which keeps the files of the job."""
+        """Whether its agent has ended and its container init still runs, which keeps the files of the job."""
         return self._ended is not None
 
     def begin(self) -> None:
         """Let the agent start, after its files were copied."""
-        self._say(b"begin\n")
+        self._send(b"begin\n")
 
     def go(self) -> None:
-        self._say(b"go\n")
+        self._send(b"go\n")
 
-    def _say(self, line: bytes) -> None:
-        try:
+    def _send(self, line: bytes) -> None:
+        with suppress(OSError):  # the container has ended; `exit` reports how
             self._socket.sendall(line)
-        except OSError:
-            # The container has ended already; `exit` reports how.
-            return
 
-    def hang_up(self) -> None:
-        # A container init whose input has ended stays for a minute, any other until its files have been fetched.
+    def request_stop(self) -> None:
+        # Without input, a container init exits after a minute, even before its files are copied.
         if self.keeps_files:
             return
         if isinstance(self._socket, ssl.SSLSocket):
-            # TLS cannot close one half of a connection: the agent's output would end, too. A thread, since the caller
-            # has no time to wait for a daemon.
+            # TLS connections cannot be half-closed: the agent's output would end, too. In a thread, since the caller
+            # must not wait for a daemon.
             threading.Thread(target=self._terminate, daemon=True).start()
         else:
             with suppress(OSError):
@@ -136,34 +137,35 @@ class Container:
                 self._client.unpause(self.identifier)
 
     def _state_now(self) -> dict[str, Any]:
-        """The daemon's state of it; empty if the daemon does not answer."""
+        """The container's state; empty if the daemon does not answer."""
         with suppress(*FAILURES):
             state: dict[str, Any] = self._client.inspect_container(self.identifier)["State"]
             return state
         return {}
 
     def end(self, _deadline: float) -> None:
-        """Kill it: its job has read from it until the deadline."""
+        """Kill it: the job has already waited until the deadline."""
         if self.has_ended:
             return
         self.has_ended = True
         state = self._state_now()
         self._was_paused = self._was_paused or bool(state.get("Paused"))
         self._was_stuck = bool(state.get("Running"))
-        # While a container's output is unread, the daemon neither kills nor removes it (Docker 20.10: no answer
-        # within a minute; 0.3 s once the connection is shut down).
+        # Docker 20.10 neither kills nor removes a container with unread output: it did not answer within a minute,
+        # but in 0.3 s after the connection was shut down.
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        # If it no longer runs, or the daemon is gone, removal, now or by a later clean-up, does the rest.
+        # A failure is harmless: the container is removed at the end of the job, or by a later clean-up.
         with suppress(*FAILURES):
             self._client.kill(self.identifier)
 
     def exit(self) -> NodeExit:
-        """How it has ended, by its container init or, without a word from that, by the daemon."""
-        if self._network is not None:
-            self._see_that_it_is_in(self._network)
+        """How it ended, as reported by its container init, or else by the daemon."""
+        if self._network is not None and not self._is_in(self._network):
+            msg = f"{self.title} was taken out of the job's network."
+            raise EngineError(msg, remedy="Leave the networks of running jobs alone.")
         if self._ended is None:
-            state = self._state_of_the_dead()
+            state = self._final_state()
             output = self._stream.output or state["Error"]
             memory = bool(state["OOMKilled"])
             self._exit = NodeExit(status=state["ExitCode"], out_of_memory=memory, output=output)
@@ -174,8 +176,8 @@ class Container:
         return self._exit
 
     @property
-    def is_cut_off(self) -> bool:
-        """Whether the daemon knows that it is no longer in its job's network."""
+    def is_disconnected(self) -> bool:
+        """Whether the daemon reports that it is no longer in its job's network."""
         with suppress(EngineError):
             return self._network is not None and not self._is_in(self._network)
         return False
@@ -183,12 +185,7 @@ class Container:
     def _is_in(self, network: str) -> bool:
         return network in self._inspect()["NetworkSettings"]["Networks"]
 
-    def _see_that_it_is_in(self, network: str) -> None:
-        if not self._is_in(network):
-            msg = f"{self.title} was taken out of the job's network."
-            raise EngineError(msg, remedy="Leave the networks of running jobs alone.")
-
-    def _state_of_the_dead(self) -> dict[str, Any]:
+    def _final_state(self) -> dict[str, Any]:
         with as_engine_error(f"{self.title} is lost."), suppress(NotFound):  # see `_inspect`
             self._client.wait(self.identifier, timeout=int(agents.STOP_GRACE))
         state: dict[str, Any] = self._inspect()["State"]
@@ -199,128 +196,120 @@ class Container:
             try:
                 found: dict[str, Any] = self._client.inspect_container(self.identifier)
                 if found["State"].get("Status") == "removing":
-                    # `docker rm -f` has killed it, and will be done with it at any moment.
+                    # `docker rm -f` has killed it and is about to remove it.
                     with suppress(*FAILURES):
                         self._client.wait(self.identifier, timeout=int(agents.STOP_GRACE), condition="removed")
                     found = self._client.inspect_container(self.identifier)
             except NotFound as error:
-                msg = f"{self.title} is gone: it was removed while the job ran."
+                msg = f"{self.title} was removed while the job ran."
                 raise EngineError(msg, why=reason_of(error), remedy="Run the rest with --resume.") from error
         return found
 
-    def early_end(self, consequence: str) -> EngineError:
-        """The error of a job whose container, this one, ended before its agent did, with the consequence in words."""
+    def early_end(self, *, are_files_lost: bool = False) -> EngineError:
+        """The error of a job whose container ended before its agent did."""
         what, why = self._cause()
         return EngineError(
-            f"{self.title} {what}{consequence}.",
+            f"{self.title} {what}{', and its files are lost' if are_files_lost else ''}.",
             why=" ".join(filter(None, (why, self._exit.output))),
-            remedy="See `docker events` and the daemon's log. The report has what its tests had reported.",
+            remedy="See `docker events` and the daemon's log. The report includes the results up to that point.",
         )
 
     def _cause(self) -> tuple[str, str]:
-        """What ended it before its agent did, and further details."""
-        how = self._exit
-        if how.out_of_memory:
+        """Why it ended before its agent did, and details."""
+        status = self._exit.status
+        if self._exit.out_of_memory:
             return (
                 "was killed by the kernel's out-of-memory killer",
                 "Its processes share limits.memory_mib of the matrix file.",
             )
         if self._was_paused:
-            return "was paused (docker pause) until its time was up", "Nothing in it could run, so allranks killed it."
+            return "was paused (docker pause) until its time limit", "Nothing in it could run, so allranks killed it."
         if self._was_stuck:
-            return "did not end on request", f"It had {agents.STOP_GRACE:g} s; then allranks killed it."
-        if how.status is None:
+            return "did not stop on request", f"allranks killed it after {agents.STOP_GRACE:g} s."
+        if status is None:
             return "ended before its agent did", "Its exit status is unknown."
-        if how.status > _SIGNALLED:
-            name = signal_name(how.status - _SIGNALLED)
+        if status > _SIGNALLED:
             return (
-                f"was killed ({name})",
-                "It was killed or stopped from outside (docker kill, docker stop), or its daemon ended.",
+                f"was killed ({signal_name(status - _SIGNALLED)})",
+                "Another program killed or stopped it (docker kill, docker stop), or its daemon ended.",
             )
-        return "ended before its agent did", f"Its exit status is {how.status}."
+        return "ended before its agent did", f"Its exit status is {status}."
 
     def close(self) -> None:
-        """Close the connection."""
         if self._attached is None:
             return
         connection = self._socket
         response = getattr(self._attached, "_response", None)
         if response is not None:
-            # The garbage collector would find its file closed, and print an error on standard error (Python 3.13).
+            # Otherwise, its finalizer prints an error about a closed file (Python 3.13).
             response.close()
         self._attached.close()
         connection.close()
 
 
 class DockerJob(JobOfAgents[Container]):
-    """Agents in containers; the files of all are in one volume, which exists while one of the containers runs.
-
-    The leading container comes first; `limit` is in seconds.
-    """
+    """A job whose agents run in containers, and share a volume that exists while one of the containers runs."""
 
     def __init__(self, client: docker.APIClient, containers: Sequence[Container], limit: float) -> None:
         super().__init__(containers, limit)
         self._client = client
-        self._is_apart = False
-        self._looked = time.monotonic()
+        self._is_disconnected = False
+        self._checked = time.monotonic()
 
     def start(self, archive: Iterable[bytes]) -> None:
-        """Start the containers, give them their files, and let the agents begin."""
+        """Start the containers, copy the files into their volume, and start the agents."""
         for container in self._agents:
             container.attach_and_start()
-        # The volume is in memory, and exists only while a container runs.
         with as_engine_error(f"{self._leader.title} could not be started."):
             self._client.put_archive(self._leader.identifier, ROOT, archive)
         for container in self._agents:
             container.begin()
 
     def _is_over(self) -> bool:
-        """True also if the nodes' network is removed before they met: they would wait until their time is up."""
-        if self._followers and not self._have_met and time.monotonic() - self._looked > _LOOK_AGAIN:
-            self._is_apart = self._is_apart or any(container.is_cut_off for container in self._agents)
-            self._looked = time.monotonic()
-        return self._is_apart or super()._is_over()
+        """True also if the network was removed before the nodes connected: they would wait until their time limit."""
+        if self._followers and not self._are_connected and time.monotonic() - self._checked > _NETWORK_POLL:
+            self._is_disconnected = self._is_disconnected or any(agent.is_disconnected for agent in self._agents)
+            self._checked = time.monotonic()
+        return self._is_disconnected or super()._is_over()
 
     def collect(self, results: Path) -> None:
         gone = [container for container in self._agents if not container.keeps_files]
         if len(gone) == len(self._agents):
-            early = gone[0].early_end(", and its files are lost")
-            raise early
-        left_out: EngineError | None = None
+            raise gone[0].early_end(are_files_lost=True)
+        incomplete: EngineError | None = None
         try:
-            self._bring_home(results)
+            self._copy_results(results)
         except EngineError as error:
-            left_out = error
+            incomplete = error
         except (*FAILURES, tarfile.TarError) as error:
             msg = f"The results of a job could not be copied to {results}."
             raise EngineError(
                 msg, why=reason_of(error), remedy="Check the daemon, and space and permissions here."
             ) from error
         if gone:
-            early = gone[0].early_end("")
-            raise early
-        if left_out:
-            raise left_out
+            raise gone[0].early_end()
+        if incomplete:
+            raise incomplete
 
-    def _bring_home(self, results: Path) -> None:
+    def _copy_results(self, results: Path) -> None:
         if not self._followers:
             with closing(self._archive_of(0)) as pieces:
                 unpack(pieces, results)
             return
-        # Not among temporary files, where it would outlive an orchestrator that is killed.
+        # Not in TMPDIR, where it would remain if this process is killed.
         with TemporaryDirectory(prefix=".nodes-", dir=results) as scratch:
             folders = [Path(scratch, f"node-{node}") for node, _ in enumerate(self._agents)]
             errors = [error for node, folder in enumerate(folders) if (error := self._unpack(node, folder))]
-            bring_home(folders, results)
+            collect_results(folders, results)
         if errors:
             raise errors[0]
 
     def _unpack(self, node: int, folder: Path) -> EngineError | tarfile.TarError | None:
-        """Copy a node's results; return the error, to be raised after those of all nodes are copied."""
+        """Copy a node's results; return the error, which is raised after those of all nodes are copied."""
         try:
             with closing(self._archive_of(node)) as pieces:
                 unpack(pieces, folder)
-        except NotFound:  # `bring_home` misses the folder
+        except NotFound:  # `collect_results` reports the missing folder
             return None
         except (EngineError, tarfile.TarError) as error:
             return error
@@ -329,12 +318,13 @@ class DockerJob(JobOfAgents[Container]):
     def _archive_of(self, node: int) -> Generator[bytes, None, None]:
         """The results of a node, from its own container or, if that has ended, from another one.
 
-        Closing it early closes its connection, so that the daemon stops sending.
+        Closing the generator closes its connection, so that the daemon stops sending.
         """
         path = f"{own_folder(node)}/results"
         own = self._agents[node]
         *containers, last = sorted(
-            (container for container in self._agents if container.keeps_files), key=lambda each: each is not own
+            (container for container in self._agents if container.keeps_files),
+            key=lambda container: container is not own,
         )
         for container in containers:
             with suppress(NotFound):
@@ -347,7 +337,6 @@ class DockerJob(JobOfAgents[Container]):
         return pieces
 
     def close(self) -> None:
-        """Close the connections."""
         for container in self._agents:
             container.close()
         super().close()
@@ -355,7 +344,7 @@ class DockerJob(JobOfAgents[Container]):
 
 @contextmanager
 def as_engine_error(what: str) -> Iterator[None]:
-    """Turn the daemon's failures in this block into an :class:`EngineError` with this first sentence."""
+    """Convert failures of the daemon into an :class:`EngineError`."""
     try:
         yield
     except FAILURES as error:
@@ -364,7 +353,7 @@ def as_engine_error(what: str) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The message of an error; that of requests for a daemon that is gone is a Python tuple, not a sentence."""
+    """The message of an error; for a lost connection, that of requests would be a Python tuple."""
     if isinstance(error, APIError) and error.explanation:
         return str(error.explanation)
     below: BaseException | None = error if isinstance(error, requests.RequestException) else None
@@ -378,7 +367,7 @@ def reason_of(error: BaseException) -> str:
 def _remedy(why: str) -> str:
     if _NO_ADDRESSES in why:
         return (
-            "Each job on several nodes has a network, and a daemon has addresses for about thirty. Remove unused ones "
-            "(docker network prune), or give it more (default-address-pools in its daemon.json)."
+            "Each job on several nodes has a network, and a daemon has addresses for about thirty. Remove unused "
+            "networks (docker network prune), or add addresses (default-address-pools in daemon.json)."
         )
     return "See the daemon's log; `allranks clean` removes leftovers."

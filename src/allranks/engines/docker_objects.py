@@ -1,8 +1,7 @@
-"""What the docker engine makes of a daemon's objects for a job: containers, a network, volumes; and their removal.
+"""Creates and removes the docker engine's objects on a daemon: containers, networks and volumes.
 
-A job's container shares nothing with this host but its results. Docker SDK for Python, API 1.41 (Docker 20.10) or
-newer. Code goes in and results come out as archives through the API, so a remote daemon, a rootless one and one whose
-user differs from ours all work alike.
+A container shares nothing with this host: code and results are copied through the API, so remote and rootless daemons
+work in the same way. The API version is 1.41 (Docker 20.10) or newer.
 """
 
 import json
@@ -34,35 +33,35 @@ from allranks.errors import EngineError
 from allranks.images.docker_client import FAILURES
 from allranks.images.leftovers import (
     Listed,
+    created_at,
     dead_builders,
-    is_still,
+    foreign_builders,
+    is_inactive,
     labels_of,
-    made_at,
-    reap_builders,
     reference_of,
-    unjudged_builders,
+    remove_dead_builds,
 )
-from allranks.interruption import uninterrupted
+from allranks.interruption import block_signals
 from allranks.ownership import (
     GPUS_LABEL,
     HOST_LABEL,
     LOCKS_LABEL,
     RUN_LABEL,
-    forget_dead_runs,
     host_id,
     is_dead,
     is_of_earlier_boot,
-    locks_place,
+    locks_id,
+    remove_dead_locks,
 )
 
 _REMOVED_WITHIN = 10.0
-"""Seconds: an object of a job that has ended stays in use no longer than a removal by another process takes."""
+"""Seconds for the removal of an object, which another process may use or remove at the same time."""
 
 _IN_USE = frozenset({403, 409})
-"""Status codes while another process uses or removes something: 403 for a network, 409 for all else."""
+"""Status codes for an object that another process uses or removes: 403 for a network, 409 for all others."""
 
-_VACATED_WITHIN = 15.0
-"""Seconds: another removal of the same container is done by then, and a driver has released its processes."""
+_EVICTED_WITHIN = 15.0
+"""Seconds for the removal of a container, which includes the release of its GPUs by the driver."""
 
 
 class DaemonObjects:
@@ -73,8 +72,8 @@ class DaemonObjects:
 
     @property
     def _owner(self) -> dict[str, str]:
-        """The labels by which others can tell whether the owner of an object lives."""
-        return {HOST_LABEL: host_id(), LOCKS_LABEL: locks_place()}
+        """The labels that identify the owner of an object, so that others can check whether it is alive."""
+        return {HOST_LABEL: host_id(), LOCKS_LABEL: locks_id()}
 
     @cached_property
     def _daemon(self) -> Daemon:
@@ -89,7 +88,7 @@ class DaemonObjects:
             yield job
 
     def _start(self, spec: JobSpec, package: tuple[FileCopy, ...], stack: ExitStack) -> DockerJob:
-        """Make all that a job needs and start it; `stack` removes it again, the last first."""
+        """Create a job's objects and start it; `stack` removes them in reverse order."""
         if spec.image is None:
             msg = f"job {spec.job_id} names no image"
             raise EngineError(msg)
@@ -98,34 +97,34 @@ class DaemonObjects:
             archive = job_archive(specs, package)
         if len(specs) > 1:
             self._make_network(spec, stack)
-        for name in volume_names(spec):  # they are made with the first container that has them
-            stack.callback(_insist, partial(self._client.remove_volume, name))
-        containers = [self._make_container(each, archive.pages * PAGE, stack) for each in specs]
+        for name in volume_names(spec):  # the first container creates them
+            stack.callback(_remove, partial(self._client.remove_volume, name))
+        containers = [self._make_container(node, archive.pages * PAGE, stack) for node in specs]
         job = DockerJob(self._client, containers, spec.resources.seconds)
         stack.callback(job.close)
-        job.start(_sent(archive, spec))
+        job.start(_pieces(archive, spec))
         return job
 
     def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
         request = network_request(spec, self._owner)
-        # After a signal the daemon would still make the network, and no process would remove it.
-        with as_engine_error(f"The network of {spec.job_id} could not be made."), uninterrupted():
-            with _undone_without_answer(partial(self._client.remove_network, request["name"])):
-                made = self._client.create_network(**request)
-            stack.callback(_insist, partial(self._clear_network, made["Id"]))
+        # Interrupted by a signal, the daemon would still create the network, and nothing would remove it.
+        with as_engine_error(f"The network of {spec.job_id} could not be created."), block_signals():
+            with _undo_on_lost_connection(partial(self._client.remove_network, request["name"])):
+                network = self._client.create_network(**request)
+            stack.callback(_remove, partial(self._remove_network, network["Id"]))
 
     def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
         request = creation_request(spec, self._owner, code_bytes, self._daemon)
         name, title = container_name(spec), container_title(spec)
         host_config = self._client.create_host_config(**request.pop("host_config"))
-        with as_engine_error(f"{title} could not be started."), uninterrupted():
-            with _undone_without_answer(partial(self._remove_container, name)):
-                made = self._client.create_container(**request, name=name, host_config=host_config)
-            stack.callback(_insist, partial(self._remove_container, made["Id"]))
-        return Container(self._client, made["Id"], title, network_of(spec))
+        with as_engine_error(f"{title} could not be started."), block_signals():
+            with _undo_on_lost_connection(partial(self._remove_container, name)):
+                container = self._client.create_container(**request, name=name, host_config=host_config)
+            stack.callback(_remove, partial(self._remove_container, container["Id"]))
+        return Container(self._client, container["Id"], title, network_of(spec))
 
-    def _clear_network(self, network: str) -> None:
-        """Remove a job's network, and disconnect containers that others have put into it meanwhile."""
+    def _remove_network(self, network: str) -> None:
+        """Remove a job's network, after disconnecting containers that other programs connected to it."""
         for container in self._client.inspect_network(network)["Containers"] or ():
             with suppress(NotFound):
                 self._client.disconnect_container_from_network(container, network, force=True)
@@ -134,41 +133,46 @@ class DaemonObjects:
     def _remove_container(self, container: str) -> None:
         self._client.remove_container(container, v=True, force=True)
 
-    def vacate(self, gpus: Sequence[str]) -> None:
-        """Remove the containers of dead runs that have one of these GPUs: containers hold no lease."""
-        deadline = time.monotonic() + _VACATED_WITHIN
+    def evict(self, gpus: Sequence[str]) -> None:
+        """Remove the containers of dead runs that have one of these GPUs: a container cannot hold a lease."""
+        deadline = time.monotonic() + _EVICTED_WITHIN
         while left := self._using(gpus):
-            for each in left:
-                _removes(self._remove_container, each["Id"])
+            for container in left:
+                _try_to_remove(self._remove_container, container["Id"])
             if time.monotonic() > deadline:
                 name = left[0]["Names"][0].lstrip("/")
                 msg = f"The container {name} of a dead run still has a GPU of this job, and cannot be removed."
-                raise EngineError(msg, remedy=f"See why: docker rm --force {name}.")
+                raise EngineError(msg, remedy=f"Remove it by hand: docker rm --force {name}.")
             time.sleep(0.1)
 
     def _using(self, gpus: Sequence[str]) -> list[Listed]:
         with _as_listing_error():
             filters = {"label": [*_OURS["label"], GPUS_LABEL]}
             listed: list[Listed] = self._client.containers(all=True, filters=filters)
-        own = self._owner.items()  # the leases of others are not in our folder of locks
-        leased_here = [each for each in listed if not own.isdisjoint(labels_of(each).items())]
-        return [each for each in leased_here if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL]))]
+        own = self._owner.items()  # leases of other hosts are not in our folder of locks
+        leased_here = [container for container in listed if not own.isdisjoint(labels_of(container).items())]
+        return [
+            container
+            for container in leased_here
+            if not set(gpus).isdisjoint(json.loads(container["Labels"][GPUS_LABEL]))
+        ]
 
     def clean_up(self, *, is_dry_run: bool) -> Leftovers:
-        """Remove what dead runs have left: containers first, since they hold all else."""
+        """Remove objects of dead runs: containers first, since they use the others."""
         with _as_listing_error():
-            builders = list(dead_builders(self._client) if is_dry_run else reap_builders(self._client))
-            containers, others = _sorted(self._containers())
+            builders = list(dead_builders(self._client) if is_dry_run else remove_dead_builds(self._client))
+            containers, foreign_containers = _by_owner(self._containers())
             if not is_dry_run:
-                for each in containers:
-                    _removes(self._remove_container, each["Id"])
-            # Volumes and networks that the containers used are listed as free only now.
-            (volumes, more), (networks, rest) = _sorted(self._volumes()), _sorted(self._networks())
+                for container in containers:
+                    _try_to_remove(self._remove_container, container["Id"])
+            # Only now are the volumes and networks of these containers listed as unused.
+            volumes, foreign_volumes = _by_owner(self._volumes())
+            networks, foreign_networks = _by_owner(self._networks())
             if not is_dry_run:
-                volumes = [each for each in volumes if _removes(self._client.remove_volume, each["Name"])]
-                networks = [each for each in networks if _removes(self._client.remove_network, each["Id"])]
-                forget_dead_runs()
-            unknown = _names(others, more, rest, unjudged_builders(self._client))
+                volumes = [item for item in volumes if _try_to_remove(self._client.remove_volume, item["Name"])]
+                networks = [item for item in networks if _try_to_remove(self._client.remove_network, item["Id"])]
+                remove_dead_locks()
+            unknown = _names(foreign_containers, foreign_volumes, foreign_networks, foreign_builders(self._client))
         return Leftovers(_names(containers, volumes, networks, builders), unknown)
 
     def _containers(self) -> Sequence[Listed]:
@@ -183,7 +187,7 @@ class DaemonObjects:
         return listed
 
 
-def _sent(archive: Archive, spec: JobSpec) -> Iterator[bytes]:
+def _pieces(archive: Archive, spec: JobSpec) -> Iterator[bytes]:
     with _as_reading_error(spec):
         yield from archive.pieces()
 
@@ -194,28 +198,28 @@ def _as_reading_error(spec: JobSpec) -> Iterator[None]:
         yield
     except OSError as error:
         msg = f"The files of {spec.job_id} cannot be read."
-        remedy = "Make the suite's folder readable for this user, or move such files out of it."
+        remedy = "Make the files of the suite's folder readable for this user, or move them out of it."
         raise EngineError(msg, why=str(error), remedy=remedy) from error
 
 
-def _sorted(listed: Iterable[Listed]) -> tuple[list[Listed], list[Listed]]:
-    """What belongs to dead runs, and what to runs of which that is not known here."""
-    every = list(listed)
-    return list(filter(_is_dead, every)), list(filter(_is_unjudged, every))
+def _by_owner(listed: Iterable[Listed]) -> tuple[list[Listed], list[Listed]]:
+    """The objects of dead runs, and the objects of runs that may be alive elsewhere."""
+    objects = list(listed)
+    return list(filter(_is_dead, objects)), list(filter(_is_foreign, objects))
 
 
-def _removes(remove: Callable[[str], object], name: str) -> bool:
-    """True if something was removed: it may be in use again, or gone. What stays has labels for a later clean-up."""
+def _try_to_remove(remove: Callable[[str], object], name: str) -> bool:
+    """Remove an object, and return whether that succeeded. It may be in use again, or already gone."""
     with suppress(*FAILURES):
         remove(name)
         return True
     return False
 
 
-def _insist(remove: Callable[[], object]) -> None:
-    """Remove an object of this job alone, even if another process removes it, or its container, at the same moment.
+def _remove(remove: Callable[[], object]) -> None:
+    """Remove an object of a job, and retry while another process removes it or its container.
 
-    An object that cannot be removed keeps its labels for a later clean-up.
+    If that fails, a later clean-up finds the object by its labels.
     """
     deadline = time.monotonic() + _REMOVED_WITHIN
     with suppress(*FAILURES):
@@ -231,11 +235,11 @@ def _insist(remove: Callable[[], object]) -> None:
 
 
 @contextmanager
-def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
-    """Undo a request to the daemon whose answer never arrived: the daemon may have executed it."""
+def _undo_on_lost_connection(undo: Callable[[], object]) -> Iterator[None]:
+    """Undo a request whose response was lost, since the daemon may have executed it."""
     try:
         yield
-    except APIError:  # an answer, though the SDK derives it from requests' exceptions, too
+    except APIError:  # a response, although the class is derived from requests' exceptions
         raise
     except requests.RequestException:
         with suppress(*FAILURES):
@@ -247,28 +251,28 @@ _OURS = {"label": ["allranks=1"]}
 
 
 def _is_dead(listed: Listed) -> bool:
-    """True if the owner is certainly dead: its lock is free, or the boot that it lived in is over."""
+    """Whether the owner is certainly dead: its lock is free, or its host has restarted."""
     labels = labels_of(listed)
-    host, run_id, place = (labels.get(name, "") for name in (HOST_LABEL, RUN_LABEL, LOCKS_LABEL))
-    if host == host_id() or place == locks_place():
+    host, run_id, locks = (labels.get(name, "") for name in (HOST_LABEL, RUN_LABEL, LOCKS_LABEL))
+    if host == host_id() or locks == locks_id():
         return bool(run_id) and is_dead(run_id)
-    return is_still(listed) and is_of_earlier_boot(host, made_at(listed))
+    return is_inactive(listed) and is_of_earlier_boot(host, created_at(listed))
 
 
-def _is_unjudged(listed: Listed) -> bool:
-    """True if something belongs to a run whose owner may live where its lock cannot be seen from here."""
+def _is_foreign(listed: Listed) -> bool:
+    """Whether an object belongs to a run that may be alive, whose lock is not accessible from here."""
     labels = labels_of(listed)
-    is_of_here = labels.get(HOST_LABEL) == host_id() or labels.get(LOCKS_LABEL) == locks_place()
-    return RUN_LABEL in labels and not is_of_here and not _is_dead(listed)
+    is_local = labels.get(HOST_LABEL) == host_id() or labels.get(LOCKS_LABEL) == locks_id()
+    return RUN_LABEL in labels and not is_local and not _is_dead(listed)
 
 
 def _names(
     containers: Sequence[Listed], volumes: Sequence[Listed], networks: Sequence[Listed], builders: Sequence[str]
 ) -> list[str]:
     return [
-        *(f"container {each['Names'][0].lstrip('/')}" for each in containers),
-        *(f"volume {each['Name']}" for each in volumes),
-        *(f"network {each['Name']}" for each in networks),
+        *(f"container {container['Names'][0].lstrip('/')}" for container in containers),
+        *(f"volume {volume['Name']}" for volume in volumes),
+        *(f"network {network['Name']}" for network in networks),
         *(f"the unfinished build of {reference_of(builder)}" for builder in builders),
     ]
 

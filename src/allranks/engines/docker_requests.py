@@ -1,4 +1,4 @@
-"""The docker engine's requests to the daemon, made of a job alone, and testable without a daemon."""
+"""Builds the docker engine's requests from the specification of a job, without a daemon."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from allranks.ownership import RUN_VARIABLE
 from allranks.protocol.config import RESULTS_BYTES, NodeConfig
 
 USER = 10001
-"""User and group of every job: a number that no distribution assigns."""
+"""The user and group id of every job, which no distribution assigns."""
 
 ROOT = "/job"
 """The mount point of a job's volume in its container."""
 
 PORT = 29400
-"""The port of the leading agent, on a network that has only the job's agents."""
+"""The port of the lead agent; the network has no other containers."""
 
 INTERFACE = "eth0"
 """Docker's name for a container's interface to its only network."""
@@ -30,46 +30,46 @@ INTERFACE = "eth0"
 NODE_LABEL = "allranks.node"
 
 _LONGEST_NAME = 63
-"""Characters of a host name (RFC 1123): Docker's name server answers for the names of containers."""
+"""The limit of a host name (RFC 1123): Docker's name server resolves the names of containers."""
 
 _SECCOMP = Path(__file__).with_name("seccomp.json")
-"""The system calls that a job may make, in Docker's format (api/seccomp.md of moby); each rule gives its reason."""
+"""The seccomp profile of a job, in Docker's format (api/seccomp.md of moby), with a reason for each rule."""
 
-_SHARES_OF_RANK = 512
-"""CPU shares: a job of two ranks counts as much as any other container of the daemon, which has 1024."""
+_CPU_SHARES_PER_RANK = 512
+"""A job of two ranks has as many as any other container by default (1024)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Daemon:
-    """The abilities of a daemon's host."""
+    """The capabilities of a daemon's host."""
 
     cpus: int
-    limits_cpus: bool  # its kernel can limit how much of them containers use
+    limits_cpus: bool  # its kernel can limit the CPU usage of containers
     has_seccomp: bool  # its kernel can filter system calls
 
     @classmethod
-    def of_info(cls, said: Mapping[str, Any]) -> "Daemon":
-        """The abilities in a daemon's ``GET /info``."""
-        options = said.get("SecurityOptions") or ()
+    def of_info(cls, info: Mapping[str, Any]) -> "Daemon":
+        """Read the result of ``GET /info``."""
+        options = info.get("SecurityOptions") or ()
         return cls(
-            cpus=int(said["NCPU"]),
-            limits_cpus=bool(said.get("CpuCfsQuota")),
+            cpus=int(info["NCPU"]),
+            limits_cpus=bool(info.get("CpuCfsQuota")),
             has_seccomp=any(option.startswith("name=seccomp") for option in options),
         )
 
 
 def node_name(node: int) -> str:
-    """A node's name in the job's network."""
+    """A node's host name in the job's network."""
     return f"node{node}"
 
 
 def own_folder(node: int) -> str:
-    """The own folder of one node's agent in the job's volume, which all nodes share."""
+    """The folder of a node's agent in the job's volume, which all nodes share."""
     return f"{ROOT}/node-{node}" if node else ROOT
 
 
 def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
-    """The part of a job for each of its nodes; the job itself if it has one node."""
+    """The specification of each node of a job."""
     nodes = spec.agent.nodes
     if nodes == 1:
         return [spec]
@@ -79,24 +79,24 @@ def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
     return [spec_of_node(spec, replace(agent, post=post)) for post in posts]
 
 
-def object_name(spec: JobSpec, *further: str) -> str:
-    """A readable name for ``docker ps``, unique to this attempt, and legal as a host name, too."""
-    return unique_name(spec.job_id, str(spec.attempt), *further, spec.run_id, longest=_LONGEST_NAME)
+def object_name(spec: JobSpec, *suffixes: str) -> str:
+    """A readable name, unique to this attempt, that is also a valid host name."""
+    return unique_name(spec.job_id, str(spec.attempt), *suffixes, spec.run_id, longest=_LONGEST_NAME)
 
 
 def container_name(spec: JobSpec) -> str:
-    """The name of one node's container."""
+    """The name of a node's container."""
     return object_name(spec, *([] if spec.agent.nodes == 1 else [node_name(spec.agent.node)]))
 
 
 def container_title(spec: JobSpec) -> str:
-    """The name of one node's container in messages, at the start of a sentence."""
-    whose = spec.job_id if spec.agent.nodes == 1 else f"node {spec.agent.node} of {spec.job_id}"
-    return f"The container of {whose}"
+    """The name of a container at the start of a message."""
+    owner = spec.job_id if spec.agent.nodes == 1 else f"node {spec.agent.node} of {spec.job_id}"
+    return f"The container of {owner}"
 
 
 def network_of(spec: JobSpec) -> str | None:
-    """The name of the job's own network for its nodes; None if there is one node."""
+    """The name of the job's network; None for a job on one node."""
     return None if spec.agent.nodes == 1 else object_name(spec)
 
 
@@ -105,21 +105,21 @@ def _labels(spec: JobSpec, owner: Mapping[str, str]) -> dict[str, str]:
 
 
 def volume_names(spec: JobSpec) -> tuple[str, ...]:
-    """The names of the volumes that all nodes of a job share: its files, and the files of its tests.
+    """The names of the volumes that all nodes of a job share: its own files, and the files of its tests.
 
-    Nameless ones would go with their container, but not if another client removes it (``docker rm`` leaves them).
+    Anonymous volumes would remain if another client removed the container (``docker rm`` keeps them).
     """
     return object_name(spec), object_name(spec, "shared")
 
 
 def network_request(spec: JobSpec, owner: Mapping[str, str]) -> dict[str, Any]:
-    """The request for a network of a job's nodes alone."""
+    """The request for the network of a job's nodes."""
     return {
         "name": object_name(spec),
         "driver": "bridge",
         "check_duplicate": True,
-        # No route to any other network. Without the option below, the host itself would still be reachable as the
-        # gateway, with all that listens on it (Docker 20.10).
+        # No route to other networks. Without the option below, the host and its services would be reachable as the
+        # gateway (Docker 20.10).
         "internal": True,
         "options": {"com.docker.network.bridge.inhibit_ipv4": "true"},
         "labels": _labels(spec, owner),
@@ -127,7 +127,7 @@ def network_request(spec: JobSpec, owner: Mapping[str, str]) -> dict[str, Any]:
 
 
 def creation_request(spec: JobSpec, owner: Mapping[str, str], code_bytes: int, daemon: Daemon) -> dict[str, Any]:
-    """The request for a container that may do nothing but compute."""
+    """The request for an isolated container."""
     limits = spec.resources
     return {
         "image": spec.image,
@@ -154,9 +154,9 @@ def creation_request(spec: JobSpec, owner: Mapping[str, str], code_bytes: int, d
             "shm_size": limits.shm_bytes,
             "log_config": {"type": "none"},
             "cgroupns": "private",
-            # A crash of a rank would leave gigabytes wherever the host's kernel puts core files.
-            # No limit of open files: one above the daemon's own fails a container (measured: rlimit type 7).
-            # No limit of processes (nproc): it would count those of all the host's jobs, which share a user.
+            # A core dump of a rank would take gigabytes, wherever the host's kernel stores them.
+            # No limit of open files: a container fails if it is above that of the daemon (rlimit type 7).
+            # No limit of processes (nproc): it would count those of all jobs of the host, which share a user.
             "ulimits": [Ulimit(name="core", soft=0, hard=0)],
             **gpu_settings(spec),
         },
@@ -164,22 +164,21 @@ def creation_request(spec: JobSpec, owner: Mapping[str, str], code_bytes: int, d
 
 
 def _seccomp(spec: JobSpec, daemon: Daemon) -> list[str]:
-    """Our list in place of the daemon's; nothing if the daemon's is wanted, or if the kernel cannot filter."""
+    """The profile of allranks, unless the daemon's is requested or the kernel has no seccomp."""
     if spec.seccomp == "default" or not daemon.has_seccomp:
         return []
     return [f"seccomp={json.dumps(json.loads(_SECCOMP.read_text(encoding='utf-8')))}"]
 
 
 def _cpu_settings(ranks: int, daemon: Daemon) -> dict[str, int]:
-    """A container's part of its host's CPUs: shares by its ranks, and a limit that always leaves some free.
+    """CPU shares by the number of ranks, and a limit that leaves CPUs for the daemon and the orchestrator.
 
-    Shares bind only while others want the CPUs, so a job that runs alone is as fast as without. The limit is for what a
-    test may start (a pool of threads for each CPU): a quarter of a larger host stays free for its daemon and for the
-    orchestrator, but each rank has a CPU of its own wherever there are that many.
+    Shares only take effect under contention, so they do not slow down a job that runs alone. The limit, three quarters
+    of the CPUs but at least one per rank, restricts tests that start a thread for each CPU.
     """
-    most = min(daemon.cpus, max(ranks, -(-daemon.cpus * 3 // 4)))
-    limit = {"nano_cpus": most * 10**9} if daemon.limits_cpus else {}
-    return {"cpu_shares": _SHARES_OF_RANK * ranks, **limit}
+    limit = min(daemon.cpus, max(ranks, -(-daemon.cpus * 3 // 4)))
+    nano_cpus = {"nano_cpus": limit * 10**9} if daemon.limits_cpus else {}
+    return {"cpu_shares": _CPU_SHARES_PER_RANK * ranks, **nano_cpus}
 
 
 def _mounts(spec: JobSpec, owner: Mapping[str, str], code_bytes: int) -> list[Mount]:
@@ -192,24 +191,24 @@ def _mounts(spec: JobSpec, owner: Mapping[str, str], code_bytes: int) -> list[Mo
 
 
 def _in_memory(name: str, target: str, size: int, labels: Mapping[str, str], *, owner: int) -> Mount:
-    """A volume of limited size in memory: few hosts can limit a volume on disk.
+    """A volume of limited size in memory, since few hosts can limit a volume on disk.
 
-    It exists while a container that mounts it runs. Measured (Docker 20.10): as quick as a volume on the disk; a
-    separate container that holds it would cost half a second.
+    Its content exists while a container that mounts it runs. It is as fast as a volume on disk (measured on Docker
+    20.10); a separate container that keeps it would cost half a second.
     """
     options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=0755,uid={owner},gid={owner},nosuid,nodev"}
     return Mount(target, name, type="volume", labels=dict(labels), driver_config=DriverConfig("local", options))
 
 
 def _network_settings(spec: JobSpec) -> dict[str, Any]:
-    """No network for one node; else the job's, without resolution of any other name.
+    """No network for one node; otherwise the job's network, in which only its nodes' names are resolved.
 
-    Docker's own name server resolves the nodes. It would forward other names from the host, and so out of an internal
-    network (CVE-2024-29018); at this address in the container no server listens. It then does not answer, and one
-    second is the shortest timeout for that.
+    Docker's name server resolves the nodes. It would forward other names to the host's, even out of an internal network
+    (CVE-2024-29018), so it gets an address in the container where no server listens. Then a lookup takes the timeout,
+    of which one second is the minimum.
     """
     if spec.agent.nodes == 1:
-        # Without this name gloo searches for the host's address for minutes.
+        # Without this name, gloo searches for the host's address for minutes.
         return {"network_mode": "none", "extra_hosts": {node_name(0): "127.0.0.1"}}
     return {
         "network_mode": object_name(spec),
@@ -238,7 +237,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def keeper_arguments(node: int) -> list[str]:
-    """The command line of a container after the interpreter: it waits for its files, and becomes the container init."""
+    """The arguments of a container's interpreter: it waits for its files, then becomes the container init."""
     own = own_folder(node)
     return [
         *("-ISc", _WAIT_FOR_FILES),
@@ -251,10 +250,10 @@ def keeper_arguments(node: int) -> list[str]:
 
 
 def container_environment(spec: JobSpec) -> dict[str, str]:
-    """The agent's variables in a container."""
+    """The environment variables of an agent in a container."""
     return {
         **_interfaces(spec.agent.nodes),
-        # A user id without an entry in the password file has neither of these.
+        # Not set by default for a user id without an entry in /etc/passwd.
         "HOME": f"{ROOT}/shared",
         "USER": "allranks",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -266,18 +265,18 @@ def container_environment(spec: JobSpec) -> dict[str, str]:
 
 
 def _interfaces(nodes: int) -> dict[str, str]:
-    """The interfaces that ranks use: gloo and TensorPipe would not always choose the one that node names lead to."""
+    """The network interface of ranks, since gloo and TensorPipe do not always choose that of the node names."""
     if nodes == 1:
         return {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
 
 
 CDI_KIND = "nvidia.com/gpu"
-"""The kind of GPUs in the specifications that NVIDIA's toolkit writes."""
+"""The kind of device in CDI specifications from NVIDIA's toolkit."""
 
 
 def gpu_settings(spec: JobSpec) -> dict[str, Any]:
-    """Settings that give a container exactly the GPUs of its job, by id; with a count the daemon would choose."""
+    """Settings that pass the GPUs of the job, by id: with a count, the daemon would choose."""
     if not spec.gpus:
         return {"device_requests": []}
     match spec.passthrough.driver:
@@ -293,7 +292,7 @@ def gpu_settings(spec: JobSpec) -> dict[str, Any]:
 
 
 def job_archive(specs: Sequence[JobSpec], package: tuple[FileCopy, ...]) -> Archive:
-    """The contents of the job's volume. Its root belongs to root, so each folder below carries the job's user."""
+    """The content of the job's volume. The volume belongs to root, and everything in it to the job's user."""
     archive = Archive(USER)
     for name in ("agent", "code"):
         archive.add_folder(name)

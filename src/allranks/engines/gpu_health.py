@@ -1,8 +1,8 @@
-"""The health of a GPU as NVIDIA's driver reports it: whether it needs a reset, a restart or a repair.
+"""The health of a GPU as reported by NVIDIA's driver: whether it needs a reset, a restart or a repair.
 
-Xid messages of the kernel's log are not read: few users may, they stay after the repair, and most of them are faults of
-a program. What a fault of the device leaves behind is in the driver's state, as long as it is there: Xid 48, 94 and 95
-in the count of errors, 63 and 64 in the rows of memory, 79 as a lost GPU, others in the recommended recovery
+Xid messages in the kernel log are not used: few users may read them, they remain after a repair, and most of them are
+caused by programs. Hardware faults show in the driver's state: Xid 48, 94 and 95 in the error count, 63 and 64 in the
+remapped rows, 79 as a lost GPU, and others in the recommended recovery action
 (https://docs.nvidia.com/deploy/xid-errors, https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt).
 """
 
@@ -22,14 +22,11 @@ _RECOVERIES: Final = {
     6: "a reset of its bus",
     7: "a restart of the host",
 }
-"""The others (3, 5) concern the links between GPUs, which one that works alone can do without."""
+"""Actions 3 and 5 concern links between GPUs, and do not affect a GPU that works alone."""
 
 
 class Nvml(Protocol):
-    """The functions of the module ``pynvml`` that are used; handles are opaque, errors are its ``NVMLError``.
-
-    Names and manual are NVIDIA's.
-    """
+    """The functions of NVIDIA's module ``pynvml`` that are used."""
 
     NVMLError: type[Exception]
 
@@ -50,8 +47,8 @@ class Nvml(Protocol):
     def nvmlDeviceGetFieldValues(self, handle: Any, fields: list[int], /) -> Any: ...  # noqa: ANN401, N802
 
 
-def trouble_of(nvml: Nvml, handle: Any) -> str:  # noqa: ANN401 - NVML's
-    """The first trouble that the driver reports of a GPU, as in "a row of its memory …"; empty for none."""
+def fault_of(nvml: Nvml, handle: Any) -> str:  # noqa: ANN401 - NVML's
+    """The first hardware fault that the driver reports for a GPU; empty if it is healthy."""
     checks: tuple[Callable[[], Iterator[str]], ...] = (
         lambda: _memory_rows(*nvml.nvmlDeviceGetRemappedRows(handle)),
         lambda: _memory_pages(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)),
@@ -61,7 +58,7 @@ def trouble_of(nvml: Nvml, handle: Any) -> str:  # noqa: ANN401 - NVML's
     for check in checks:
         try:
             found = next(check(), "")
-        except nvml.NVMLError as error:  # mostly: this GPU or driver does not support it
+        except nvml.NVMLError as error:  # usually, this GPU or driver does not support the function
             found = {_LOST: "the driver has lost it", _RESET_REQUIRED: "it needs a reset"}.get(
                 getattr(error, "value", 0), ""
             )
@@ -72,22 +69,22 @@ def trouble_of(nvml: Nvml, handle: Any) -> str:  # noqa: ANN401 - NVML's
 
 def _memory_rows(_corrected: int, _uncorrected: int, pending: int, failure: int) -> Iterator[str]:
     if failure:
-        yield "a bad row of its memory has no spare left"
+        yield "its memory has a defective row and no spare rows"
     if pending:
-        yield "a bad row of its memory is replaced at its next reset"
+        yield "its memory has a defective row, which is replaced at its next reset"
 
 
 def _memory_pages(pending: int) -> Iterator[str]:
     if pending:
-        yield "a bad page of its memory is retired at its next reset"
+        yield "its memory has a defective page, which is retired at its next reset"
 
 
 def _errors(count: int) -> Iterator[str]:
     if count:
-        yield f"its memory has had {count} uncorrectable errors since the driver was loaded"
+        yield f"its memory had {count} uncorrectable errors since the driver was loaded"
 
 
 def _recovery(field: Any) -> Iterator[str]:  # noqa: ANN401 - NVML's
     action = field.value.uiVal if field.nvmlReturn == 0 else 0
     if action in _RECOVERIES:
-        yield f"the driver asks for {_RECOVERIES[action]}"
+        yield f"the driver recommends {_RECOVERIES[action]}"

@@ -1,7 +1,7 @@
-"""The GPUs of this host, as NVML or the system lists them, and as containers get them.
+"""The GPUs of this host, and how containers get them.
 
-NVIDIA's are those that NVML names; AMD's are in the kernel's topology (amdgpu's
-``/sys/class/kfd``). Those of a remote daemon cannot be listed from here: ``ALLRANKS_GPUS`` names them.
+NVML lists NVIDIA's GPUs, and the kernel AMD's (``/sys/class/kfd``). Those of a remote daemon cannot be listed from
+here, so the user names them (``ALLRANKS_GPUS``).
 """
 
 import os
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from allranks.engines.base import GpuDriver, Passthrough
-from allranks.engines.gpu_health import Nvml, trouble_of
+from allranks.engines.gpu_health import Nvml, fault_of
 from allranks.errors import DeviceError, UsageError
 
 _LIMIT: Final = 60.0
-"""Seconds: a first call loads the driver's firmware, a few seconds for each GPU; a sick one may never answer."""
+"""Seconds for NVML: the first call loads firmware, a few seconds per GPU, and may hang if a GPU is defective."""
 
 _REMEDY: Final = (
-    "Run nvidia-smi and follow its advice, usually a restart of the host; or exclude GPUs: ALLRANKS_GPU_MODE=none."
+    "Run nvidia-smi and follow its advice, usually to restart the host; or run without GPUs: ALLRANKS_GPU_MODE=none."
 )
 
 # nvml.h, enum nvmlReturn_t.
@@ -42,45 +42,45 @@ class Gpu:
     uuid: str  # its id for CUDA and NVIDIA's toolkit
     name: str = ""  # the product; empty if NVML does not report it
     memory_mib: int = 0  # 0 if NVML does not report it
-    trouble: str = ""  # why the driver itself takes it for sick; empty if it does not
+    fault: str = ""  # the hardware fault that the driver reports; empty if it is healthy
     driver: str = ""  # the driver's version; empty if NVML does not report it
 
     @property
     def description(self) -> str:
-        """For people: product and memory."""
+        """Product and memory."""
         memory = f"{self.memory_mib / 1024:.0f} GiB" if self.memory_mib else ""
         return ", ".join(filter(None, (self.name, memory)))
 
 
 def nvidia_gpus(nvml: Nvml | None = None, *, has_cards: bool = True, limit: float = _LIMIT) -> tuple[Gpu, ...]:
-    """The GPUs of this host in the order of their numbers, with instances in place of partitioned ones.
+    """List NVIDIA's GPUs of this host by index, with MIG instances instead of partitioned GPUs.
 
     Args:
         nvml: The library; None for the host's own.
-        has_cards: Whether NVIDIA cards are known to be there: without one a missing driver is no error.
-        limit: Seconds that it has to answer.
+        has_cards: Whether NVIDIA cards are known to exist: otherwise, a missing driver is not an error.
+        limit: Time limit in seconds.
 
     Returns:
         An empty tuple if NVIDIA's driver is not installed.
     """
-    # A sick device blocks its caller in the kernel, out of reach of Ctrl-C: a thread can be left behind there.
-    answers: queue.SimpleQueue[tuple[Gpu, ...] | Exception] = queue.SimpleQueue()
+    # A defective device blocks its caller in the kernel, where Ctrl-C has no effect, but a thread can be abandoned.
+    results: queue.SimpleQueue[tuple[Gpu, ...] | Exception] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def query() -> None:
         try:
-            answers.put(_ask(nvml or _library(has_cards=has_cards), has_cards=has_cards))
+            results.put(_query(nvml or _library(has_cards=has_cards), has_cards=has_cards))
         except Exception as error:  # noqa: BLE001 - raised in the waiting thread
-            answers.put(error)
+            results.put(error)
 
-    threading.Thread(target=ask, name="allranks-nvml", daemon=True).start()
+    threading.Thread(target=query, name="allranks-nvml", daemon=True).start()
     try:
-        answer = answers.get(timeout=limit)
+        result = results.get(timeout=limit)
     except queue.Empty:
-        msg = "NVIDIA's management library (NVML) does not answer."
-        raise DeviceError(msg, why=f"It was given {limit:g} s.", remedy=_REMEDY) from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        msg = f"NVIDIA's management library (NVML) did not answer within {limit:g} s."
+        raise DeviceError(msg, remedy=_REMEDY) from None
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def _library(*, has_cards: bool) -> Nvml | None:
@@ -90,12 +90,12 @@ def _library(*, has_cards: bool) -> Nvml | None:
         DeviceError: There are cards, and no bindings.
     """
     try:
-        # A plan asks for no GPUs, and should not wait for this import.
+        # `allranks plan` needs no GPUs, and should not wait for this import.
         import pynvml  # type: ignore[import-untyped] # noqa: PLC0415 - NVIDIA has no types for it
     except ImportError as error:
         if not has_cards:
             return None
-        msg = "This host has GPUs, and NVIDIA's bindings of NVML are not installed."
+        msg = "This host has GPUs, but NVIDIA's Python bindings of NVML are not installed."
         remedy = (
             "Install them (pip install nvidia-ml-py), name the GPUs (ALLRANKS_GPUS), or set ALLRANKS_GPU_MODE=none."
         )
@@ -104,11 +104,11 @@ def _library(*, has_cards: bool) -> Nvml | None:
     return library
 
 
-def _ask(nvml: Nvml | None, *, has_cards: bool) -> tuple[Gpu, ...]:
+def _query(nvml: Nvml | None, *, has_cards: bool) -> tuple[Gpu, ...]:
     if nvml is None:
         return ()
     absent = {_LIBRARY_NOT_FOUND} if has_cards else {_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED}
-    with _as_device_error(nvml, "cannot be initialised"):
+    with _as_device_error(nvml, "cannot be initialized"):
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
@@ -116,18 +116,18 @@ def _ask(nvml: Nvml | None, *, has_cards: bool) -> tuple[Gpu, ...]:
                 return ()
             raise
     try:
-        return tuple(_found(nvml))
+        return tuple(_all_gpus(nvml))
     finally:
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
 
-def _found(nvml: Nvml) -> Iterator[Gpu]:
+def _all_gpus(nvml: Nvml) -> Iterator[Gpu]:
     with _as_device_error(nvml, "cannot count GPUs"):
         count = nvml.nvmlDeviceGetCount()
-    for number in range(count):
-        with _as_device_error(nvml, f"cannot identify GPU {number} of {count}"):
-            yield from _gpus_at(nvml, number)
+    for index in range(count):
+        with _as_device_error(nvml, f"cannot identify GPU {index} of {count}"):
+            yield from _gpus_at(nvml, index)
 
 
 @contextmanager
@@ -139,24 +139,24 @@ def _as_device_error(nvml: Nvml, what: str) -> Iterator[None]:
         raise DeviceError(msg, why=f"It reports: {error}.", remedy=_REMEDY) from error
 
 
-def _gpus_at(nvml: Nvml, number: int) -> Iterator[Gpu]:
-    """The GPU of a number, or its instances: CUDA cannot use a partitioned GPU as a whole."""
-    handle = nvml.nvmlDeviceGetHandleByIndex(number)
-    if not _is_cut_up(nvml, handle):
-        yield _gpu(nvml, handle, trouble_of(nvml, handle))
+def _gpus_at(nvml: Nvml, index: int) -> Iterator[Gpu]:
+    """The GPU with this index, or its instances if it is partitioned: CUDA cannot use it as a whole then."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    fault = fault_of(nvml, handle)  # instances share the memory of the GPU
+    if not _is_partitioned(nvml, handle):
+        yield _gpu(nvml, handle, fault)
         return
-    trouble = trouble_of(nvml, handle)  # an instance shares the memory and the fate of the whole
-    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    for instance_index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
-            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, instance_index)
         except nvml.NVMLError as error:
             if _code(error) != _NOT_FOUND:
                 raise
-            continue  # instances may leave gaps in the numbering
-        yield _gpu(nvml, instance, trouble)
+            continue  # indexes may have gaps
+        yield _gpu(nvml, instance, fault)
 
 
-def _is_cut_up(nvml: Nvml, handle: Any) -> bool:  # noqa: ANN401 - NVML's
+def _is_partitioned(nvml: Nvml, handle: Any) -> bool:  # noqa: ANN401 - NVML's
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError as error:
@@ -166,14 +166,14 @@ def _is_cut_up(nvml: Nvml, handle: Any) -> bool:  # noqa: ANN401 - NVML's
     return current == _MIG_ENABLED
 
 
-def _gpu(nvml: Nvml, handle: Any, trouble: str) -> Gpu:  # noqa: ANN401 - NVML's
+def _gpu(nvml: Nvml, handle: Any, fault: str) -> Gpu:  # noqa: ANN401 - NVML's
     name, memory, driver = "", 0, ""
-    with suppress(nvml.NVMLError):  # these are only for display
+    with suppress(nvml.NVMLError):  # only for display
         driver = nvml.nvmlSystemGetDriverVersion()
         name = nvml.nvmlDeviceGetName(handle)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20
     uuid = nvml.nvmlDeviceGetUUID(handle)
-    return Gpu(uuid=uuid, name=name, memory_mib=memory, trouble=trouble, driver=driver)
+    return Gpu(uuid=uuid, name=name, memory_mib=memory, fault=fault, driver=driver)
 
 
 def _code(error: Exception) -> int | None:
@@ -183,10 +183,10 @@ def _code(error: Exception) -> int | None:
 GpuMode = Literal["auto", "nvidia", "cdi", "rocm", "none"]
 
 GPUS_VARIABLE = "ALLRANKS_GPUS"
-"""Names the GPUs, comma-separated, where they cannot be listed: those of a remote daemon."""
+"""The ids of the GPUs, comma-separated, if they cannot be listed, as on a remote daemon."""
 
 _VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""Variables that show some of the host's GPUs, the first one that is set: a step of SLURM may lack CUDA's own."""
+"""Variables that restrict the visible GPUs, in order of precedence: a SLURM step may lack that of CUDA."""
 
 _SLURM_JOB: Final = "SLURM_JOB_ID"
 _ROCR: Final = "ROCR_VISIBLE_DEVICES"
@@ -201,27 +201,27 @@ _TOPOLOGY: Final = Path("sys/class/kfd/kfd/topology/nodes")
 class Inventory:
     """The GPUs that jobs may lease."""
 
-    driver: GpuDriver = "nvidia"  # how containers are given them
-    gpus: tuple[str, ...] = ()  # their ids, in the driver's order: UUIDs if they have any
-    nodes: Mapping[str, Path] | None = None  # for AMD's, the device node of each, by id
+    driver: GpuDriver = "nvidia"  # how containers get them
+    gpus: tuple[str, ...] = ()  # their ids in the driver's order, which are UUIDs if available
+    nodes: Mapping[str, Path] | None = None  # the device nodes of AMD GPUs, by id
     everything: tuple[str, ...] = ()  # all GPUs of the host, if `gpus` are only some of them
-    root: Path = _ROOT  # where ``/dev`` is
-    descriptions: Mapping[str, str] = field(default_factory=dict)  # descriptions of some of them, for people, by id
-    troubles: Mapping[str, str] = field(default_factory=dict)  # why the driver takes some of them for sick, by id
+    root: Path = _ROOT  # the folder that contains ``/dev``
+    descriptions: Mapping[str, str] = field(default_factory=dict)  # as far as known, by id
+    faults: Mapping[str, str] = field(default_factory=dict)  # of unhealthy GPUs, by id
     version: str = ""  # the driver's version; empty if it is unknown
 
     def name_of(self, gpu: str) -> str:
-        """The name of a GPU for people: its number among all of the host's, its description and its id."""
+        """The name of a GPU in messages: its index among all GPUs of the host, its description and its id."""
         all_gpus = self.everything or self.gpus
         number = f"GPU {all_gpus.index(gpu)}" if gpu in all_gpus else "GPU"
         return f"{number} ({', '.join(filter(None, (self.descriptions.get(gpu), gpu)))})"
 
-    def only(self, wanted: str) -> Self:
-        """Some of its GPUs: see :func:`chosen_gpus`."""
-        return replace(self, gpus=chosen_gpus(self.gpus, wanted), everything=self.everything or self.gpus)
+    def only(self, selection: str) -> Self:
+        """Restrict the inventory to some of its GPUs; see :func:`chosen_gpus`."""
+        return replace(self, gpus=chosen_gpus(self.gpus, selection), everything=self.everything or self.gpus)
 
     def of(self, gpus: Sequence[str]) -> Passthrough:
-        """How a container is given these GPUs."""
+        """How a container gets these GPUs."""
         if not gpus or self.driver != "rocm":
             return Passthrough(driver=self.driver)
         paths = [_KFD, *((self.nodes or {}).get(gpu, Path("dev/dri", gpu)) for gpu in gpus)]
@@ -234,24 +234,24 @@ class Inventory:
 
 
 def _groups(paths: Iterator[Path]) -> Iterator[int]:
-    """The groups that may use device nodes; by number, since a container's names for them are its own."""
+    """The ids of the groups that may use device nodes; names may differ in a container."""
     for path in paths:
-        with suppress(OSError):  # a remote daemon's
+        with suppress(OSError):  # of a remote daemon
             yield path.stat().st_gid
 
 
 def take_inventory(
     mode: GpuMode = "auto", environ: Mapping[str, str] = os.environ, root: Path = _ROOT, nvml: Nvml | None = None
 ) -> Inventory:
-    """The GPUs of this host.
+    """List the GPUs of this host.
 
     Args:
-        mode: Whose GPUs; ``auto`` for NVIDIA's or, if there are none, AMD's.
-        environ: May name the GPUs itself, or hide some, as batch systems do (``CUDA_VISIBLE_DEVICES``; of AMD's
-            ``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES``, too). An empty value hides all, and so does a job of
-            SLURM that was given none.
-        root: Where ``/dev`` and ``/sys`` are.
-        nvml: The library to ask for NVIDIA's; None for the host's own.
+        mode: The kind of GPUs; ``auto`` means NVIDIA's or, if there are none, AMD's.
+        environ: Variables that name the GPUs, or hide some, as batch systems do (``CUDA_VISIBLE_DEVICES``, and for
+            AMD's ``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES``). An empty value hides all GPUs. A SLURM job
+            without any of them has no GPUs.
+        root: The folder that contains ``/dev`` and ``/sys``.
+        nvml: NVIDIA's library; None for the host's own.
     """
     if mode == "none":
         return Inventory()
@@ -266,30 +266,30 @@ def take_inventory(
     nodes = dict(_amd_gpus(root))
     shown = tuple(_visible(tuple(nodes), environ[_ROCR])) if _ROCR in environ else tuple(nodes)
     driver: GpuDriver = "rocm" if nodes or mode == "rocm" else "nvidia"
-    # HIP counts among those that ROCr shows, and jobs inherit ROCr's variable.
+    # HIP's indexes refer to the GPUs that ROCr shows, and jobs inherit ROCr's variable.
     found = Inventory(driver=driver, gpus=shown, nodes=nodes, everything=shown, root=root)
     of_all = _VISIBLE if _ROCR not in environ else _VISIBLE[:1]
     return _only_visible(found, environ, ("HIP_VISIBLE_DEVICES", *of_all))
 
 
 def _only_visible(inventory: Inventory, environ: Mapping[str, str], names: Sequence[str]) -> Inventory:
-    """Its GPUs that the first of these variables shows; all of them without any, except in a job of SLURM."""
+    """Restrict the inventory by the first of these variables that is set. Without any, a SLURM job has no GPUs."""
     shown = next((environ[name] for name in names if name in environ), None)
     if shown is None and (_SLURM_JOB not in environ or _ROCR in environ):
         return inventory
     return replace(inventory, gpus=tuple(_visible(inventory.gpus, shown or "")))
 
 
-def chosen_inventory(mode: GpuMode, wanted: str | None) -> Inventory:
-    """Those GPUs of this host that a command asks for: all that are visible, or some of them (:func:`chosen_gpus`)."""
+def chosen_inventory(mode: GpuMode, selection: str | None) -> Inventory:
+    """List the GPUs for a command: all visible ones, or those of its option ``--gpus`` (:func:`chosen_gpus`)."""
     inventory = take_inventory(mode)
-    return inventory if wanted is None else inventory.only(wanted)
+    return inventory if selection is None else inventory.only(selection)
 
 
 def _of_nvidia(driver: GpuDriver, gpus: Sequence[Gpu], root: Path) -> Inventory:
     descriptions = {gpu.uuid: gpu.description for gpu in gpus}
     ids = tuple(descriptions)
-    troubles = {gpu.uuid: gpu.trouble for gpu in gpus if gpu.trouble}
+    faults = {gpu.uuid: gpu.fault for gpu in gpus if gpu.fault}
     version = next((gpu.driver for gpu in gpus), "")
     return Inventory(
         driver=driver,
@@ -297,16 +297,16 @@ def _of_nvidia(driver: GpuDriver, gpus: Sequence[Gpu], root: Path) -> Inventory:
         everything=ids,
         root=root,
         descriptions=descriptions,
-        troubles=troubles,
+        faults=faults,
         version=version,
     )
 
 
 def _visible(gpus: Sequence[str], shown: str) -> Iterator[str]:
-    """The GPUs that CUDA shows under a value of ``CUDA_VISIBLE_DEVICES``.
+    """The GPUs that CUDA shows for a value of ``CUDA_VISIBLE_DEVICES``.
 
-    Entries are numbers or prefixes of ids; the first that names no GPU hides itself and all that follow (CUDA C++
-    Programming Guide, "CUDA Environment Variables").
+    Entries are indexes or prefixes of ids. The list ends at the first entry that matches no GPU (CUDA C++ Programming
+    Guide, "CUDA Environment Variables").
     """
     for name in map(str.strip, shown.split(",")):
         named = gpus[int(name) : int(name) + 1] if name.isdecimal() else [gpu for gpu in gpus if gpu.startswith(name)]
@@ -316,7 +316,7 @@ def _visible(gpus: Sequence[str], shown: str) -> Iterator[str]:
 
 
 def nvidia_cards(root: Path = _ROOT) -> Iterator[str]:
-    """Addresses of NVIDIA's GPUs on the PCI bus, driver or not; ``/sys`` is in `root`."""
+    """The PCI addresses of NVIDIA's GPUs, with or without a driver; ``/sys`` is in `root`."""
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         try:
             vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
@@ -327,26 +327,26 @@ def nvidia_cards(root: Path = _ROOT) -> Iterator[str]:
 
 
 def _amd_gpus(root: Path) -> Iterator[tuple[str, Path]]:
-    """Their ids, and the device node of each; nodes of the topology without SIMD units are CPUs."""
+    """Yield the id and the device node of each AMD GPU. Nodes of the topology without SIMD units are CPUs."""
     folders = (root / _TOPOLOGY).glob("[0-9]*")
     for folder in sorted(folders, key=lambda folder: int(folder.name)):
         try:
             lines = (folder / "properties").read_text(encoding="ascii").splitlines()
         except OSError:
             continue  # the kernel hides those that this user's cgroup may not use
-        said = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdecimal()}
-        if said.get("simd_count") and said.get("drm_render_minor"):
-            node = Path("dev/dri", f"renderD{said['drm_render_minor']}")
-            yield (f"GPU-{said['unique_id']:016x}" if said.get("unique_id") else node.name), node
+        fields = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdecimal()}
+        if fields.get("simd_count") and fields.get("drm_render_minor"):
+            node = Path("dev/dri", f"renderD{fields['drm_render_minor']}")
+            yield (f"GPU-{fields['unique_id']:016x}" if fields.get("unique_id") else node.name), node
 
 
-def chosen_gpus(gpus: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """Those of a host's GPUs that a text names by numbers from 0, ranges of them and ids: ``0,2-3``.
+def chosen_gpus(gpus: Sequence[str], selection: str) -> tuple[str, ...]:
+    """The GPUs that a list of indexes, ranges and ids selects, such as ``0,2-3``.
 
     Raises:
-        UsageError: One of them is not there.
+        UsageError: One of them does not exist.
     """
-    parts = [part.strip() for part in wanted.split(",") if part.strip()]
+    parts = [part.strip() for part in selection.split(",") if part.strip()]
     return tuple(dict.fromkeys(gpu for part in parts for gpu in _chosen(gpus, part)))
 
 
@@ -357,6 +357,6 @@ def _chosen(gpus: Sequence[str], part: str) -> Sequence[str]:
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
     if first <= last < len(gpus):
         return gpus[first : last + 1]
-    there = f"numbers 0 to {len(gpus) - 1}, or {', '.join(gpus)}" if gpus else "none"
+    available = f"0 to {len(gpus) - 1}, or {', '.join(gpus)}" if gpus else "none"
     msg = f"There is no GPU {part} on this host."
-    raise UsageError(msg, why=f"There are: {there}.", remedy="Name some of them: --gpus 0,2-3")
+    raise UsageError(msg, why=f"The GPUs are: {available}.", remedy="Select some of them, as in --gpus 0,2-3.")

@@ -1,4 +1,4 @@
-"""The engines of the core, which register as those of plug-ins do."""
+"""Registers the engines of the core, as a plug-in registers its own."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from allranks.plugin_manager import implements
 
 @implements
 def allranks_engines() -> Mapping[str, str]:
-    """Where the classes of the core's engines are, by name."""
+    """Return the import path of each engine, by name."""
     return {
         "docker": "allranks.engines.docker:DockerEngine",
         "process": "allranks.engines.process:ProcessEngine",

@@ -18,7 +18,7 @@ from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.agent.evidence import read, remove_tree
 from allranks.agent.linux import is_readable, processes, signal_group, signal_pidfd, variables_of
 from allranks.engines.agent_output import Damage, RecordReader
-from allranks.engines.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, bring_home, gpus_of
+from allranks.engines.agents import STOP_GRACE, JobOfAgents, Rendezvous, collect_results, gpus_of, reserve_rendezvous
 from allranks.engines.archive import copy_files
 from allranks.engines.base import (
     Engine,
@@ -38,14 +38,14 @@ from allranks.ownership import (
     HOST_VARIABLE,
     RUN_VARIABLE,
     Owner,
-    forget_dead_runs,
     host_id,
     process_namespace,
+    remove_dead_locks,
 )
 from allranks.protocol.records import Record
 from allranks.user_cache import cache_folder
 
-_OF_A_RANK = re.compile(
+_RANK_VARIABLE = re.compile(
     "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_(?!ETCD_).*"
     "|ALLRANKS_(PLAN_FILE|PACK))",
     re.DOTALL,
@@ -53,20 +53,20 @@ _OF_A_RANK = re.compile(
 
 _PEER: Final = "::ffff:127.0.0.1"
 _SLOW_NAME: Final = 0.1
-"""Seconds; files take less than a millisecond, a DNS server nearby a few."""
+"""Seconds: /etc/hosts takes less than a millisecond, and a nearby DNS server a few."""
 
 _SCRATCH_PREFIX = "allranks-job-"
 
 _OWNER = "owner"
-"""File of a scratch folder that names its owner's host: :func:`host_id <allranks.ownership.host_id>`."""
+"""The file of a scratch folder that contains its owner's :func:`host_id <allranks.ownership.host_id>`."""
 
 
 class ProcessEngine(Engine):
-    """Runs agents on this host, which every host has; jobs run in Python environments that allranks makes.
+    """Runs agents as processes on this host, in Python environments that allranks makes.
 
     Args:
-        package: A folder that holds the package ``allranks`` and nothing else that Python could import; None to make
-            one in the user's cache when a job needs it.
+        package: A folder that contains the package ``allranks`` and no other module; None to create one in the user's
+            cache when a job needs it.
     """
 
     name = "process"
@@ -75,13 +75,13 @@ class ProcessEngine(Engine):
         self._package = package
 
     @classmethod
-    def detect(cls, *, is_asked_for: bool = True) -> Self:  # noqa: ARG003
+    def detect(cls, *, is_requested: bool = True) -> Self:  # noqa: ARG003
         return cls()
 
     def prepare(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> MakeEnvironment:
-        from allranks.engines.process_environments import environment_of  # noqa: PLC0415 - clean-up does without
+        from allranks.engines.process_environments import environment_of  # noqa: PLC0415 - not needed for clean-up
 
-        self._package = self._package_path  # before jobs start, which do so side by side
+        self._package = self._package_path  # before jobs start concurrently
         return partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
 
     @property
@@ -90,8 +90,8 @@ class ProcessEngine(Engine):
             self._package = package_path(cache_folder() / "package")
         return self._package
 
-    def examine(self, _inventory: Inventory) -> Iterator[Finding]:
-        yield _examine_names()
+    def check(self, _inventory: Inventory) -> Iterator[Finding]:
+        yield _check_names()
 
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
@@ -108,19 +108,19 @@ class ProcessEngine(Engine):
 
     def _spawn(self, spec: JobSpec, scratch: Path, held: Sequence[int]) -> "ProcessJob":
         if spec.python is None:
-            msg = f"job {spec.job_id} names no interpreter"
+            msg = f"{spec.job_id} has no interpreter"
             raise EngineError(msg)
         with ExitStack() as undo:
             try:
                 (scratch / "shared").mkdir()
-                meeting = undo.enter_context(closing(arrange_meeting())) if spec.agent.nodes > 1 else None
+                rendezvous = undo.enter_context(closing(reserve_rendezvous())) if spec.agent.nodes > 1 else None
                 agents: list[_Agent] = []
                 for node in range(spec.agent.nodes):
-                    config = meeting.config_of(spec.agent, node) if meeting else spec.agent
+                    config = rendezvous.agent_config(spec.agent, node) if rendezvous else spec.agent
                     agents.append(self._start_agent(replace(spec, agent=config), spec.python, scratch, held))
                     undo.callback(agents[-1].close)
                     undo.callback(agents[-1].end, 0.0)
-                job = ProcessJob(agents, spec.resources.seconds, meeting)
+                job = ProcessJob(agents, spec.resources.seconds, rendezvous)
             except OSError as error:
                 msg = f"The agent of {spec.job_id} could not be started."
                 raise EngineError(msg, why=str(error), remedy="Check process.python in the matrix file.") from error
@@ -128,13 +128,13 @@ class ProcessEngine(Engine):
         return job
 
     def _start_agent(self, spec: JobSpec, python: str, scratch: Path, held: Sequence[int]) -> "_Agent":
-        """Start the agent of the node that the spec's config names."""
+        """Start the agent of one node, which `spec.agent` specifies."""
         own = scratch / f"node-{spec.agent.node}" if spec.agent.node else scratch
         for name in ("results", "tmp"):
             (own / name).mkdir(parents=True)
         for copy in spec.carried:
             copy_files(copy, own / "results")
-        _write_secretly(own / "config.json", spec.agent.to_json())
+        _write_private(own / "config.json", spec.agent.to_json())
         process = subprocess.Popen(
             command(python, self._package_path, spec.code, own, scratch / "shared"),
             stdin=subprocess.PIPE,
@@ -148,28 +148,28 @@ class ProcessEngine(Engine):
         return _Agent(process, own)
 
     def clean_up(self, *, is_dry_run: bool = False) -> Leftovers:
-        """Kill the processes of this host whose run no longer has an owner, and remove its scratch folders."""
+        """Kill the processes of dead runs on this host, and remove their scratch folders."""
         unknown = [name for name, owner in _owned() if not owner.is_here]
         if is_dry_run:
             return Leftovers([name for name, owner in _owned() if owner.is_dead], unknown)
-        dead = [f"process {pid}" for pid in _kill_all(_of_dead_runs)]
+        dead = [f"process {pid}" for pid in _kill_all(_processes_of_dead_runs)]
         left = [folder for folder, owner in _scratch_folders() if owner.is_dead]
         for folder in left:
             remove_tree(folder)
-        forget_dead_runs()
+        remove_dead_locks()
         return Leftovers([*dead, *(f"folder {folder}" for folder in left)], unknown)
 
 
-def _examine_names() -> Finding:
-    """How long torch's stores wait for the name of a peer on this host, which they ask for but to log it."""
-    began = time.monotonic()
+def _check_names() -> Finding:
+    """Measure the reverse lookup of a peer on this host, which torch's stores do to log the name."""
+    started = time.monotonic()
     with suppress(OSError):
         socket.getnameinfo((_PEER, 0, 0, 0), 0)
-    seconds = time.monotonic() - began
-    text = f"{_PEER} is looked up in {seconds:.2f} s"
+    seconds = time.monotonic() - started
+    text = f"the lookup of {_PEER} takes {seconds:.2f} s"
     if seconds < _SLOW_NAME:
         return Finding("names", text)
-    remedy = f"Each process group waits for that. Add a line to /etc/hosts: {_PEER} localhost"
+    remedy = f"Each process group waits for it. Add a line to /etc/hosts: {_PEER} localhost"
     return Finding("names", f"{text}: DNS is slow or does not answer", remedy)
 
 
@@ -187,19 +187,19 @@ class _Agent:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Its output and its end: a child that survives it may hold the output open."""
+        """Its output and its pidfd, since a child that survives it may hold the output open."""
         return self.output, self.pidfd
 
-    def hear(self, ready: Collection[int]) -> Iterator[Record | Damage]:
+    def read(self, ready: Collection[int]) -> Iterator[Record | Damage]:
         data = os.read(self.output, 1 << 16) if self.output in ready else b""
         yield from self.stream.feed(data)
         self.has_ended = not data
 
     def go(self) -> None:
-        with suppress(BrokenPipeError):  # it has ended already; `wait` reports how
+        with suppress(BrokenPipeError):  # it has ended; `exit` reports how
             os.write(self._stdin.fileno(), b"go\n")
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         self._stdin.close()
 
     def resume(self) -> None:
@@ -207,48 +207,46 @@ class _Agent:
             signal_pidfd(self.pidfd, signal.SIGCONT)
 
     def end(self, deadline: float) -> None:
-        """Wait for its end, or kill it, and end processes that it left behind."""
+        """Wait for it to exit, or kill it; then kill processes that it left behind."""
         if self.process.returncode is not None:
             return
         if not is_readable(self.pidfd, max(0.0, deadline - time.monotonic())):
             self.process.kill()
             is_readable(self.pidfd, None)
-        # The agent is dead but not yet reaped, so its number still names this group and no other.
+        # The agent is a zombie, so no other process group can have its id yet.
         signal_group(self.process.pid, signal.SIGKILL)
         if self.process.wait() != 0:
-            # It may not have cleaned up: its ranks died with it, but processes that they had started did not.
-            _kill_all(lambda: _with(temporary_folder(self.folder)))
+            # It may not have cleaned up: its ranks died with it, but processes that they started did not.
+            _kill_all(lambda: _processes_with(temporary_folder(self.folder)))
 
     def exit(self) -> NodeExit:
         return NodeExit(status=self.process.returncode, output=self.stream.output)
 
     def close(self) -> None:
-        """Release an agent that has ended."""
         self._stdin.close()
         self._stdout.close()
         os.close(self.pidfd)
 
 
 class ProcessJob(JobOfAgents[_Agent]):
-    """Agents on this host, one for each node, the leading one first; a single one has no meeting."""
+    """A job whose agents run on this host; a job on one node has no rendezvous."""
 
-    def __init__(self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None) -> None:
+    def __init__(self, agents: Sequence[_Agent], limit: float, rendezvous: Rendezvous | None = None) -> None:
         super().__init__(agents, limit)
-        self._meeting = meeting
+        self._rendezvous = rendezvous
 
     def collect(self, results: Path) -> None:
         try:
-            bring_home([agent.folder / "results" for agent in self._agents], results)
+            collect_results([agent.folder / "results" for agent in self._agents], results)
         except OSError as error:
             msg = f"The results of a job could not be copied to {results}."
             raise EngineError(msg, why=str(error), remedy="Check the folder's permissions and free space.") from error
 
     def close(self) -> None:
-        """Release agents that have ended."""
         for agent in self._agents:
             agent.close()
-        if self._meeting is not None:
-            self._meeting.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
         super().close()
 
 
@@ -258,9 +256,9 @@ def _make_scratch(spec: JobSpec) -> Path:
         scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{spec.run_id}."))
         (scratch / _OWNER).write_text(host_id(), encoding="ascii")
     except OSError as error:
-        if scratch is not None:  # without an owner no run would remove it
+        if scratch is not None:  # without an owner, no clean-up would remove it
             remove_tree(scratch)
-        msg = f"A folder for {spec.job_id} could not be made."
+        msg = f"A temporary folder for {spec.job_id} could not be created."
         raise EngineError(msg, why=str(error), remedy="Free some space, or set TMPDIR.") from error
     return scratch
 
@@ -272,14 +270,14 @@ def _pipe(file: IO[bytes] | None) -> IO[bytes]:
     return file
 
 
-def _write_secretly(path: Path, text: str) -> None:
-    """Write a file that only this user may read: it has the token of the agents of several nodes."""
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only this user may read, since it contains the agents' token."""
     with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text)
 
 
 def command(python: str, package_path: Path, code: Path, scratch: Path, shared: Path) -> list[str]:
-    """The agent's command line on this host."""
+    """The command line of an agent on this host."""
     return [
         python,
         *(*ISOLATED, str(package_path / "allranks" / "agent" / COMMAND.name)),
@@ -291,10 +289,10 @@ def command(python: str, package_path: Path, code: Path, scratch: Path, shared: 
 
 
 def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[str, str]) -> dict[str, str]:
-    """The agent's variables: the host's, those of the job, and those that isolate the job.
+    """The environment variables of an agent: the host's, those of the job, and those that isolate the job.
 
-    The ranks meet over the loopback interface, because a host's own name may not resolve, and a GPU is visible
-    only if the job holds it, on one node of several.
+    Ranks use the loopback interface, since the host's name may not resolve. Only the GPUs that the job has leased for
+    this node are visible.
     """
     python_path = (str(package_path), *map(str, spec.python_path), host.get("PYTHONPATH", ""))
     own = {
@@ -304,11 +302,17 @@ def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[
         RUN_VARIABLE: spec.run_id,
         HOST_VARIABLE: host_id(),
     }
-    return {**of_no_rank(host), "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}
+    return {
+        **without_rank_variables(host),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TP_SOCKET_IFNAME": "lo",
+        **spec.environment,
+        **own,
+    }
 
 
 def _visible_gpus(spec: JobSpec) -> dict[str, str]:
-    """The variables by which CUDA, or HIP, shows a job its own GPUs alone, in their order."""
+    """The variables that make only the job's GPUs visible to CUDA or HIP, in their order."""
     node, nodes = spec.agent.node, spec.agent.nodes
     if spec.passthrough.driver != "rocm":
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus_of(node, spec.gpus, nodes))}
@@ -316,72 +320,71 @@ def _visible_gpus(spec: JobSpec) -> dict[str, str]:
     return {"HIP_VISIBLE_DEVICES": own, "CUDA_VISIBLE_DEVICES": own}
 
 
-def of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
-    """The host's variables without those that a launcher of ranks sets: allranks itself may run in such a rank.
+def without_rank_variables(host: Mapping[str, str]) -> dict[str, str]:
+    """The host's variables without those of torchrun and of a plan, in case allranks runs inside a rank or a test.
 
-    Nor does a run that a test starts belong to this machine's part of a plan.
-
-    With ``TORCHELASTIC_USE_AGENT_STORE``, for one, torch's rank 0 would wait for a store that another process hosts.
-    ``TORCHELASTIC_ETCD_BINARY_PATH`` is set by a user.
+    With ``TORCHELASTIC_USE_AGENT_STORE``, for example, torch's rank 0 would wait for a store of another process. A
+    plan's variables select the jobs of this machine, which do not concern a run that a test starts.
+    ``TORCHELASTIC_ETCD_*`` are set by users.
     """
-    return {name: value for name, value in host.items() if not _OF_A_RANK.fullmatch(name)}
+    return {name: value for name, value in host.items() if not _RANK_VARIABLE.fullmatch(name)}
 
 
 def temporary_folder(scratch: Path) -> tuple[str, str]:
-    """The variable that names a job's own folder for temporary files, which also identifies its processes."""
+    """The variable for a job's own folder of temporary files, which also identifies its processes."""
     return "TMPDIR", str(scratch / "tmp")
 
 
 def _owned() -> Iterator[tuple[str, Owner]]:
-    """The processes and folders of this host's runs, by readable names."""
+    """The processes and folders of runs on this host, with their names in messages."""
     yield from ((f"process {pid}", owner) for pid, owner in _processes_of_runs())
     yield from ((f"folder {folder}", owner) for folder, owner in _scratch_folders())
 
 
 def _processes_of_runs() -> Iterator[tuple[int, Owner]]:
-    """Process id and owner of every process that belongs to a run and that this user may look at.
+    """Yield the id and the owner of every process of a run that this user may inspect.
 
-    Nothing if ``/proc`` is another pid namespace's (``unshare --pid`` alone): its numbers name other processes here.
+    There are none if ``/proc`` belongs to another pid namespace (after ``unshare --pid``), where ids differ.
     """
-    is_own = Path("/proc/self").readlink() == Path(str(os.getpid()))
-    for pid in processes() if is_own else ():
+    is_own_proc = Path("/proc/self").readlink() == Path(str(os.getpid()))
+    for pid in processes() if is_own_proc else ():
         if owner := _owner_of(pid):
             yield pid, owner
 
 
-def _of_dead_runs() -> dict[int, tuple[str, str]]:
-    """The processes whose run has no owner, each with the variable that names it."""
+def _processes_of_dead_runs() -> dict[int, tuple[str, str]]:
+    """The processes of dead runs, each with the variable that identifies it."""
     return {pid: (RUN_VARIABLE, owner.run_id) for pid, owner in _processes_of_runs() if owner.is_dead}
 
 
-def _with(variable: tuple[str, str]) -> dict[int, tuple[str, str]]:
-    """The processes that have this variable."""
+def _processes_with(variable: tuple[str, str]) -> dict[int, tuple[str, str]]:
+    """The processes that have this environment variable."""
     return {pid: variable for pid in processes() if "=".join(variable) in variables_of(pid)}
 
 
-def _kill_all(found: Callable[[], dict[int, tuple[str, str]]]) -> list[int]:
-    """Kill processes, each found with a variable of its own, and what they forked meanwhile; return their ids.
+def _kill_all(find: Callable[[], dict[int, tuple[str, str]]]) -> list[int]:
+    """Kill processes, each identified by a variable, until no new ones are found; return their ids.
 
-    What forks faster than it is killed is left to the next :meth:`ProcessEngine.clean_up` after :data:`STOP_GRACE`.
+    After :data:`STOP_GRACE`, processes that fork faster than they are killed are left to a later clean-up.
     """
-    tried: dict[int, tuple[str, str]] = {}
+    killed: dict[int, tuple[str, str]] = {}
     deadline = time.monotonic() + STOP_GRACE
-    while new := {pid: variable for pid, variable in found().items() if pid not in tried}:
+    while new := {pid: variable for pid, variable in find().items() if pid not in killed}:
         if time.monotonic() > deadline:
             break
         for pid, variable in new.items():
             _kill(pid, variable)
-        tried |= new
-    return list(tried)
+        killed |= new
+    return list(killed)
 
 
 def _owner_of(pid: int) -> Owner | None:
-    """The owner of a process; None if it has none, or is in a container: the docker engine handles those."""
+    """The owner of a process; None if it has none, or runs in a container, which the docker engine handles."""
     variables = dict(item.partition("=")[::2] for item in variables_of(pid))
     run_id, host = variables.get(RUN_VARIABLE, ""), variables.get(HOST_VARIABLE, "")
     with suppress(OSError):
-        is_of_here = process_namespace(Path(f"/proc/{pid}")) == process_namespace(Path("/proc/self"))
-        return Owner(run_id, host) if run_id and (is_of_here or host) else None
+        is_local = process_namespace(Path(f"/proc/{pid}")) == process_namespace(Path("/proc/self"))
+        return Owner(run_id, host) if run_id and (is_local or host) else None
     return None
 
 
@@ -389,17 +392,17 @@ def _scratch_folders() -> Iterator[tuple[Path, Owner]]:
     """The scratch folders of this user's jobs, each with its owner."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*"):
         run_id = folder.name.removeprefix(_SCRATCH_PREFIX).rpartition(".")[0]
-        with suppress(FileNotFoundError):  # its job may end at this moment
+        with suppress(FileNotFoundError):  # its job may be ending
             if run_id and folder.stat().st_uid == os.geteuid():
                 yield folder, Owner(run_id, read(folder / _OWNER))
 
 
 def _kill(pid: int, variable: tuple[str, str]) -> None:
-    """Kill a process with this variable, and wait for its end: until then it may write into its scratch folder."""
+    """Kill a process that has this variable, and wait for it, since it may write to its scratch folder until then."""
     with suppress(ProcessLookupError, PermissionError):
         descriptor = os.pidfd_open(pid)
         try:
-            # Since it was found, it may have ended, and another process may have its number.
+            # It may have ended since it was found, and another process may have its id.
             if "=".join(variable) in variables_of(pid):
                 signal_pidfd(descriptor, signal.SIGKILL)
                 is_readable(descriptor, STOP_GRACE)

@@ -19,7 +19,7 @@ from allranks.images.environments import (
     run_pip_of,
 )
 from allranks.images.pip_settings import requirement_lines
-from allranks.images.project import in_cache, kept_wheel
+from allranks.images.project import cached_wheel, in_cache
 from allranks.images.recipe import Recipe, recipe_of
 from allranks.images.wheels import requirements
 from allranks.matrix.model import Image, Process
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 def environment_of(image: Image, *, root: Path, process: Process, progress: Progress) -> JobEnvironment:
     """The environment in which the process engine runs the cells of an image.
 
-    torch, pytest and packages are one environment. The user's project lies beside it in a folder of its own, so that a
-    change of code does not rebuild the environment.
+    torch, pytest and the packages are installed in one environment, and the user's project in a separate folder, so
+    that a change of the project does not rebuild the environment.
 
     Args:
-        image: The image as the matrix file declares it.
+        image: The image in the matrix file.
         root: The folder of the matrix file.
-        process: ``[process]`` of the matrix file. Its interpreter takes precedence: what the image names beside torch
-            and the interpreter lacks is installed apart from it.
-        progress: Receives lines while something is made.
+        process: ``[process]`` of the matrix file. If it has an interpreter, that provides torch, and missing packages
+            are installed in a separate environment above it.
+        progress: Receives progress output.
     """
     given = declared_python(process, root)
     if given and (image.image is not None or not (image.packages or image.requirements or image.project)):
         return JobEnvironment(python=given)
     if image.image is not None:
-        msg = f"Image {image.name} is a finished one ({image.image}), and the process engine runs no images."
-        remedy = "Use --engine docker, or give process.python an interpreter with torch."
+        msg = f"The process engine cannot run image {image.name}, which is a finished image ({image.image})."
+        remedy = "Use --engine docker, or set process.python to an interpreter with torch."
         raise EngineError(msg, remedy=remedy)
     below = probe(given) if given else None
     if below and (torch := below.versions.get("torch")):
-        image = replace(image, torch=torch)  # as a requirement it is met, and keeps pip from installing another
+        image = replace(image, torch=torch)  # so that pip does not install another version
     recipe = recipe_of(image, root=root)
     if recipe.apt:
-        progress(f"image {image.name}: its Debian packages ({', '.join(recipe.apt)}) must be installed on this host")
-    project = kept_wheel(recipe.project, progress, tests=recipe.tests) if recipe.project else None
+        progress(f"image {image.name}: this host must have its Debian packages ({', '.join(recipe.apt)})")
+    project = cached_wheel(recipe.project, progress, tests=recipe.tests) if recipe.project else None
     needs = requirements(project) if project else ()
     above: tuple[Path, ...] = ()
     if below and _has_all(below, recipe, needs):
@@ -67,34 +67,34 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
 
 
 def declared_python(process: Process, root: Path) -> str | None:
-    """The interpreter of the matrix file: a path from its folder, or a name on the PATH."""
+    """The interpreter of the matrix file: a path relative to it, or a command on the PATH."""
     return str(root / process.python) if process.python and "/" in process.python else process.python
 
 
 def _has_all(below: Interpreter, recipe: Recipe, needs: Sequence[str]) -> bool:
-    """Whether an interpreter has all that a recipe names; False if only pip can tell."""
+    """Whether an interpreter has all packages of a recipe; False if only pip can decide that."""
     from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - few runs need it
 
+    lines = (*recipe.packages, *requirement_lines(recipe.requirements_text), *needs)
     try:
-        wanted = [
-            Requirement(line) for line in (*recipe.packages, *requirement_lines(recipe.requirements_text), *needs)
-        ]
+        return all(_has(below, Requirement(line)) for line in lines)
     except InvalidRequirement:  # an option, such as --hash
         return False
-    return all(each.marker is None and not each.extras and each.url is None and _has(below, each) for each in wanted)
 
 
-def _has(below: Interpreter, wanted: "Requirement") -> bool:
-    version = below.versions.get(wanted.name.lower().replace("_", "-").replace(".", "-"))
-    return version is not None and wanted.specifier.contains(version)
+def _has(below: Interpreter, requirement: "Requirement") -> bool:
+    if requirement.marker or requirement.extras or requirement.url:
+        return False
+    version = below.versions.get(requirement.name.lower().replace("_", "-").replace(".", "-"))
+    return version is not None and requirement.specifier.contains(version)
 
 
 def _environment(recipe: Recipe, needs: Sequence[str], below: Interpreter | None, root: Path) -> EnvironmentRecipe:
-    """The environment with all that a recipe names but its project."""
+    """The environment of a recipe, without its project."""
     return EnvironmentRecipe(
         name="above-python" if below else f"torch-{recipe.torch}",
         file=recipe.requirements_file(needs),
-        content=(json.dumps(recipe.wanted(needs)),),
+        content=(json.dumps(recipe.key_parts(needs)),),
         folder=root,
         below=below,
         remedy=recipe.remedy,

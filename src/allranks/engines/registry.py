@@ -1,4 +1,4 @@
-"""The engines by name, and the choice of one for a run."""
+"""Finds engines by name, and chooses one for a run."""
 
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -13,57 +13,57 @@ from allranks.plugin_manager import added_engines
 from allranks.protocol.xml_text import clipped
 
 OF_THIS_HOST: Final = ("docker", "process")
-"""The engines that ``auto`` tries, in this order: jobs go to a cluster only if that is asked for."""
+"""The engines that ``auto`` tries, in this order: jobs run on a cluster only on request."""
 
 
 def engine_names() -> tuple[str, ...]:
-    """The names of all engines, allranks' own first."""
+    """The names of all engines, those of allranks first."""
     return tuple(added_engines())
 
 
 def engine_class(name: str) -> type[Engine]:
-    """The engine of that name."""
-    place = added_engines().get(name)
-    if place is None:
+    """The class of an engine."""
+    path = added_engines().get(name)
+    if path is None:
         msg = f"There is no engine {name}."
         remedy = "Install the package that adds it, or choose another one."
-        raise EngineError(msg, why=f"There are: {', '.join(engine_names())}.", remedy=remedy)
+        raise EngineError(msg, why=f"The engines are: {', '.join(engine_names())}.", remedy=remedy)
     try:
-        return cast("type[Engine]", resolve_name(place))
+        return cast("type[Engine]", resolve_name(path))
     except (Exception, SystemExit) as error:
-        msg = f"The engine {name} cannot be loaded ({place})."
+        msg = f"The engine {name} cannot be loaded ({path})."
         why = f"{type(error).__name__}: {error}"
         raise EngineError(msg, why=why, remedy="Repair or remove the package that adds it.") from error
 
 
 def choose_engine(name: str) -> tuple[Engine, str]:
-    """Connect to the engine of this name, or choose one (``auto``); return it and the reason for the choice.
+    """Connect to an engine, or choose one (``auto``); return it and the reason for the choice.
 
     Raises:
-        EngineDeniedError: The engine that ``auto`` would take is there, but closed to this user. To run without it
-            silently would be to run without its containers.
-        EngineError: The named engine is not there.
+        EngineDeniedError: This user may not use the engine that ``auto`` would choose. The next engine is not tried,
+            since that would silently run jobs without containers.
+        EngineError: The named engine does not work.
     """
     if name != AUTO:
-        return _detected(name, is_asked_for=True), "asked for"
-    lacking: list[str] = []
-    for own in OF_THIS_HOST:
+        return _detect(name, is_requested=True), "requested"
+    reasons: list[str] = []
+    for candidate in OF_THIS_HOST:
         try:
-            engine = _detected(own, is_asked_for=False)
+            engine = _detect(candidate, is_requested=False)
         except EngineDeniedError:
             raise
         except EngineError as error:
-            lacking.append(_reason(error))
+            reasons.append(_reason(error))
         else:
-            return engine, "; ".join(lacking) or engine.answer
+            return engine, "; ".join(reasons) or engine.answer
     msg = "This host has no engine."
-    raise EngineError(msg, why="; ".join(lacking))
+    raise EngineError(msg, why="; ".join(reasons))
 
 
-def _detected(name: str, *, is_asked_for: bool) -> Engine:
-    """Connect to an engine; whatever it raises is an :class:`AllranksError`."""
+def _detect(name: str, *, is_requested: bool) -> Engine:
+    """Connect to an engine, and convert any other exception into an :class:`AllranksError`."""
     try:
-        return engine_class(name).detect(is_asked_for=is_asked_for)
+        return engine_class(name).detect(is_requested=is_requested)
     except AllranksError:
         raise
     except Exception as error:
@@ -81,43 +81,43 @@ def _reason(error: EngineError) -> str:
     return f"{what}: {why}" if why else what
 
 
-def engines_here(*, beside: str = "", with_queues: bool = True) -> list[Engine]:
-    """Every engine that this host has, but the one `beside`; broken ones are left out."""
+def engines_here(*, exclude: str = "", with_queues: bool = True) -> list[Engine]:
+    """Connect to the working engines of this host."""
     found: list[Engine] = []
     for name in engine_names():
         with suppress(AllranksError):
-            if name != beside and (with_queues or not engine_class(name).has_queue):
-                found.append(_detected(name, is_asked_for=False))
+            if name != exclude and (with_queues or not engine_class(name).has_queue):
+                found.append(_detect(name, is_requested=False))
     return found
 
 
-def examine_engine(name: str, *, is_asked_for: bool, inventory: Inventory) -> Iterator[Finding]:
-    """Check an engine for ``allranks doctor``: whether it is there, what its jobs need, and what dead runs left.
+def check_engine(name: str, *, is_requested: bool, inventory: Inventory) -> Iterator[Finding]:
+    """Check an engine for ``allranks doctor``: whether it works, can run jobs with GPUs, and has leftovers.
 
     Args:
         name: The engine.
-        is_asked_for: Whether its absence is a problem.
+        is_requested: Whether its absence is a problem.
         inventory: The GPUs of its jobs.
     """
     try:
-        engine = _detected(name, is_asked_for=is_asked_for)
+        engine = _detect(name, is_requested=is_requested)
     except AllranksError as error:
-        is_absent = isinstance(error, EngineAbsentError) and not is_asked_for
+        is_absent = isinstance(error, EngineAbsentError) and not is_requested
         text = f"not checked: {error.why}" if is_absent else f"{error.what} {error.why}".strip()
         yield Finding(name, text, "" if is_absent else error.remedy or "See docs/extending.md.")
         return
     with closing(engine):
-        yield from engine.examine(inventory)
-        yield from _examine_remains(engine)
+        yield from engine.check(inventory)
+        yield from _check_leftovers(engine)
 
 
-def _examine_remains(engine: Engine) -> Iterator[Finding]:
+def _check_leftovers(engine: Engine) -> Iterator[Finding]:
     try:
         dead = engine.clean_up(is_dry_run=True).dead
     except EngineError as error:
-        yield Finding("remains", f"{error.what} {error.why}", error.remedy)
+        yield Finding("leftovers", f"{error.what} {error.why}", error.remedy)
         return
-    for each in dead:
-        yield Finding("remains", f"{each} belongs to a dead run", "Run: allranks clean")
+    for name in dead:
+        yield Finding("leftovers", f"{name} belongs to a dead run", "Run: allranks clean")
     if not dead:
-        yield Finding("remains", f"no dead run has leftovers ({engine.name})")
+        yield Finding("leftovers", f"none of dead runs ({engine.name})")

@@ -1,7 +1,7 @@
-"""The images that jobs run in: their content, their lookup, and their build.
+"""The images that jobs run in: their recipes, and their lookup, build and removal.
 
-:func:`ensure_image` is the entry point. It imports the Docker SDK's errors and the needs of a build only when
-they are needed, because the import of this package is part of every command's start-up.
+:func:`ensure_image` is the entry point. It imports the Docker SDK and the modules of a build only when they are needed,
+since every command imports this package.
 """
 
 from allranks.images.base import dockerfile_path

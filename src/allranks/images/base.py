@@ -1,4 +1,4 @@
-"""The base image of a build, the Dockerfile, and the Python in an image."""
+"""The Dockerfile, the base image of a build, and the Python of an image."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from allranks.errors import ImageError
 from allranks.images.daemon import Progress, find, pull, reported
-from allranks.interruption import uninterrupted
+from allranks.interruption import block_signals
 from allranks.matrix.model import Image
-from allranks.ownership import image_lock, shared
-from allranks.user_cache import keep, made_cache_folder
+from allranks.ownership import image_lock, shared_lock
+from allranks.user_cache import made_cache_folder, write_atomically
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def dockerfile_path() -> Path:
-    """The Dockerfile of all layers: beside this module in a wheel, in ``docker/`` in a checkout or editable install."""
+    """The Dockerfile of all layers: next to this module in a wheel, or in ``docker/`` of a checkout."""
     here = Path(__file__).resolve().parent
     installed = here / _DOCKERFILE
     return installed if installed.is_file() else here.parents[2] / "docker" / _DOCKERFILE
@@ -31,10 +31,10 @@ _DOCKERFILE = "Dockerfile.cuda"
 
 DEFAULT = Image.base
 LOCAL = "allranks/base:bookworm"
-"""The image that ``scripts/base-image`` makes on hosts that reach no registry."""
+"""The image that ``scripts/base-image`` makes on hosts without access to a registry."""
 
 VARIABLE = "ALLRANKS_BASE_IMAGE"
-"""Names this host's base image, in place of the default one of a matrix file."""
+"""Overrides the default base image on this host."""
 
 OLDEST_PYTHON = (3, 11)
 
@@ -67,33 +67,33 @@ print(json.dumps({
 class Base:
     """A base image that the daemon has."""
 
-    reference: str  # the name to build from
-    id: str  # the image's id, which changes with its content
+    reference: str  # its name
+    id: str  # its id, which depends on its content
     reason: str = ""  # why it is not the one in the matrix file; empty if it is
-    digest: str = ""  # its name with its digest in a registry; empty if it was made here
+    digest: str = ""  # its name by digest in a registry; empty if it was built here
 
     @property
     def pinned(self) -> str:
-        """The name that a build starts from: a tag may have been moved to another image since it was looked up."""
+        """An immutable name, if possible: a tag may have moved to another image since it was looked up."""
         return self.digest or self.reference
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePython:
-    """The Python of an image, as far as wheels depend on it."""
+    """The properties of an image's Python that select wheels."""
 
     version: tuple[int, int]  # major and minor version
     abi: str  # the ABI tag of its extension modules, such as ``cp311``
-    platforms: tuple[str, ...]  # platform tags it can load, the best first
+    platforms: tuple[str, ...]  # its platform tags, the best first
     markers: Mapping[str, str]  # its environment markers (PyPA dependency specifiers)
 
 
 def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], progress: Progress) -> Base:
-    """The base image to build from.
+    """Find or pull the base image.
 
-    Images in the daemon precede those of a registry. Only the default base can be replaced by the host, in this order:
-    ``ALLRANKS_BASE_IMAGE``, the default base, the image that ``scripts/base-image`` made, and only then a pull; so
-    once that script has run, no run waits for a registry that cannot be reached.
+    Images in the daemon take precedence over registries. Only the default base can be overridden. The order is then
+    ``ALLRANKS_BASE_IMAGE``, the default base in the daemon, the image of ``scripts/base-image``, and a pull, so that
+    after that script no run waits for an unreachable registry.
     """
     chosen, reason = _chosen(name, environ)
     if image := find(client, chosen):
@@ -105,15 +105,15 @@ def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], pr
 
 
 def _digest_of(image: DaemonImage, name: str) -> str:
-    """One of its names by digest: if several registries have it, that of the registry in `name`."""
+    """One of its names by digest, preferably in the registry of `name`."""
     digests: list[str] = image.attrs.get("RepoDigests") or []
-    return min(digests, key=lambda each: (not name.startswith(each.partition("@")[0]), each), default="")
+    return min(digests, key=lambda digest: (not name.startswith(digest.partition("@")[0]), digest), default="")
 
 
 def _chosen(name: str, environ: Mapping[str, str]) -> tuple[str, str]:
     override = environ.get(VARIABLE, "")
     if name == DEFAULT and override:
-        return override, f"{VARIABLE} names it"
+        return override, f"set by {VARIABLE}"
     return name, ""
 
 
@@ -121,12 +121,10 @@ def _remedy(chosen: str, reason: str) -> str:
     if reason:
         return f"Correct {VARIABLE}, or unset it."
     if chosen != DEFAULT:
-        return (
-            'Correct base of [images.NAME] in the matrix file, or name a base there that this host has (base = "...").'
-        )
+        return 'Correct base of [images.NAME] in the matrix file, or set it to an image on this host (base = "...").'
     return (
-        f"Without a registry, {_SCRIPT} makes {LOCAL} from Debian packages. Or name a base that "
-        f'this host has: base = "..." in [images.NAME] for all hosts, {VARIABLE} for this host.'
+        f"Without a registry, {_SCRIPT} makes {LOCAL} from Debian packages. Or use another image on this host: "
+        f'set base = "..." in [images.NAME] for all hosts, or {VARIABLE} for this host.'
     )
 
 
@@ -134,26 +132,26 @@ _SCRIPT = "scripts/base-image (in allranks' source distribution)"
 
 
 def python_of(client: DockerClient, base: Base) -> ImagePython:
-    """The Python of a base image, asked once per image."""
+    """The Python of a base image; the result is cached."""
     file = made_cache_folder("pythons") / f"{base.id.removeprefix('sha256:')}.json"
     if file.is_file():
         return read_probe(file.read_text(encoding="utf-8"), base=base.reference)
-    answer = _ask(client, base)
-    python = read_probe(answer, base=base.reference)
-    keep(file, answer)
+    output = _probe(client, base)
+    python = read_probe(output, base=base.reference)
+    write_atomically(file, output)
     return python
 
 
-def _ask(client: DockerClient, base: Base) -> str:
-    from allranks.images.leftovers import LABEL, builder_of  # noqa: PLC0415 - a plan has no SDK, which they import
+def _probe(client: DockerClient, base: Base) -> str:
+    from allranks.images.leftovers import LABEL, builder_of  # noqa: PLC0415 - `allranks plan` needs no SDK
 
     what = f"The base image {base.reference} cannot be used."
-    remedy = f"Name a base that has python3, such as python:3.11-slim-bookworm, or the one of {_SCRIPT}."
-    question = f"python-of-{base.id.removeprefix('sha256:')[:12]}"
-    labels = {"allranks": "1", LABEL: builder_of(question)}
-    # A process that dies here leaves a container of no run: it is removed with the remains of builds.
-    with shared(image_lock(question)), reported(what, remedy=remedy):
-        with uninterrupted():
+    remedy = f"Use a base with python3, such as python:3.11-slim-bookworm, or that of {_SCRIPT}."
+    name = f"python-of-{base.id.removeprefix('sha256:')[:12]}"
+    labels = {"allranks": "1", LABEL: builder_of(name)}
+    # If this process is killed, the container is removed with the leftovers of builds.
+    with shared_lock(image_lock(name)), reported(what, remedy=remedy):
+        with block_signals():
             container = client.containers.create(
                 base.id, [_PROBE], entrypoint=["python3", "-c"], network_mode="none", labels=labels
             )
@@ -164,17 +162,17 @@ def _ask(client: DockerClient, base: Base) -> str:
         finally:
             container.remove(force=True)
     if status:
-        raise ImageError(what, why=f"Its python3 ended with code {status}: {output.strip()}", remedy=remedy)
+        raise ImageError(what, why=f"Its python3 exited with code {status}: {output.strip()}", remedy=remedy)
     return output
 
 
-def read_probe(answer: str, *, base: str) -> ImagePython:
-    """The Python that a probe's answer describes.
+def read_probe(output: str, *, base: str) -> ImagePython:
+    """Read the output of the probe.
 
     Raises:
-        ImageError: The Python is too old, no CPython, or not linked to glibc (torch has no musl wheels).
+        ImageError: The Python is too old, not CPython, or not linked to glibc (torch has no musl wheels).
     """
-    probe = json.loads(answer)
+    probe = json.loads(output)
     major, minor = version = tuple(probe["python"])
     libc, libc_version = probe["libc"]
     implementation = probe["markers"]["platform_python_implementation"]
@@ -183,7 +181,7 @@ def read_probe(answer: str, *, base: str) -> ImagePython:
         raise ImageError(
             what,
             why=f"It has {implementation} {major}.{minor} on {libc or 'a C library other than glibc'}.",
-            remedy="Name a base with CPython 3.11 or newer on glibc, such as python:3.11-slim-bookworm.",
+            remedy="Use a base with CPython 3.11 or newer on glibc, such as python:3.11-slim-bookworm.",
         )
     return ImagePython(
         version=(major, minor),
@@ -194,7 +192,7 @@ def read_probe(answer: str, *, base: str) -> ImagePython:
 
 
 def platform_tags(glibc: str, machine: str) -> tuple[str, ...]:
-    """The platform tags that a glibc can load, the newest first (PEP 600, and PEP 599 for its alias).
+    """The platform tags that a glibc supports, the newest first (PEP 600, and PEP 599 for its alias).
 
     Args:
         glibc: Version of the C library, such as ``2.36``.
@@ -206,7 +204,7 @@ def platform_tags(glibc: str, machine: str) -> tuple[str, ...]:
 
 
 def as_json(python: ImagePython) -> dict[str, object]:
-    """The value made of JSON's types, without the markers of the running kernel."""
+    """A form with only JSON types, without the markers of the running kernel."""
     values = asdict(python)
     values["markers"] = {
         name: value for name, value in python.markers.items() if name not in ("platform_release", "platform_version")

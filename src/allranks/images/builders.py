@@ -1,4 +1,4 @@
-"""The two ways to build with the daemon, and the check of its disk space."""
+"""Builds images with BuildKit or the legacy builder, and checks the daemon's disk space."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from allranks.errors import ImageError
 from allranks.images.child_process import child, lines_of
-from allranks.images.daemon import Heard, Progress, error_of, find, reported
+from allranks.images.daemon import EventReader, Progress, error_of, find, reported
 from allranks.images.leftovers import end_step
 from allranks.images.tar_stream import END, entry_of
 from allranks.protocol.xml_text import clipped
@@ -28,96 +28,96 @@ if TYPE_CHECKING:
 
 
 _LOCAL = "http+docker://localhost"
-"""The SDK's address of a daemon behind a socket of this host (``docker.api.client.APIClient``)."""
+"""The SDK's address of a daemon with a socket on this host (``docker.api.client.APIClient``)."""
 
 _CONTAINERD = Path("/var/lib/containerd")
-"""Containerd's default, regardless of Docker's own folder (docs.docker.com/engine/storage/containerd)."""
+"""containerd's default folder, regardless of Docker's own (docs.docker.com/engine/storage/containerd)."""
 
 _IN_CONTAINERD = "io.containerd.snapshotter.v1"
-"""The ``driver-type`` of a daemon whose images are containerd's: by default from Docker 29 on."""
+"""The ``driver-type`` of a daemon that stores images in containerd, the default since Docker 29."""
 
 _BYTECODE = 1.5
-"""Bytes of bytecode for each byte of source: 1.41 of torch 2.13.0, 1.45 of 2.14.1 with all that it depends on."""
+"""Bytes of bytecode per byte of source: 1.41 for torch 2.13.0, 1.45 for 2.14.1 with its dependencies."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiskNeeds:
-    """The room that a build takes on the daemon's disk, in bytes."""
+class SpaceNeeds:
+    """The disk space that a build needs on the daemon's host, in bytes."""
 
-    meanwhile: int  # during the build
-    lasting: int  # after the build
+    temporary: int  # during the build
+    permanent: int  # after the build
 
 
-def room_for(wheels: Iterable[Path], builder: Builder) -> DiskNeeds:
-    """The room that the build of a layer takes, by the unpacked sizes that its wheels list.
+def space_for(wheels: Iterable[Path], builder: Builder) -> SpaceNeeds:
+    """The disk space for the build of a layer, from the unpacked sizes that its wheels list.
 
-    Both builders hold the context in its own step, and the layer twice: where it is made, and where it goes. The legacy
-    one also keeps the context as it was sent, and holds a layer twice more while it turns the container of a step into
-    an image: 24 GB were taken for 3.0 GB of wheels that unpack to 5.65 GB.
+    Both builders store the context in a step of its own, and the layer twice: in a build stage and in the image. The
+    legacy builder also keeps the context that was sent, and two more copies of a layer while it commits the container
+    of a step. 3.0 GB of wheels that unpack to 5.65 GB took 24 GB.
     """
     sizes = [_sizes(wheel) for wheel in wheels]
     packed, unpacked = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
     if builder is build_with_buildkit:
-        return DiskNeeds(meanwhile=packed + 2 * unpacked, lasting=unpacked)
-    return DiskNeeds(meanwhile=2 * packed + 3 * unpacked, lasting=unpacked)
+        return SpaceNeeds(temporary=packed + 2 * unpacked, permanent=unpacked)
+    return SpaceNeeds(temporary=2 * packed + 3 * unpacked, permanent=unpacked)
 
 
 def _sizes(wheel: Path) -> tuple[int, int]:
-    """Bytes of a wheel, and of its installed files, bytecode included."""
+    """The sizes of a wheel and of its installed files, including bytecode."""
     with zipfile.ZipFile(wheel) as archive:
         members = archive.infolist()
     source = sum(member.file_size for member in members if member.filename.endswith(".py"))
     return wheel.stat().st_size, sum(member.file_size for member in members) + int(_BYTECODE * source)
 
 
-def check_room(client: DockerClient, layer: str, wheels: Iterable[Path], builder: Builder) -> None:
-    """Check that the daemon has room to build a layer, if that can be determined."""
-    with reported("The daemon did not report where it keeps its images.", remedy="Run: allranks doctor"):
+def check_space(client: DockerClient, layer: str, wheels: Iterable[Path], builder: Builder) -> None:
+    """Check that the daemon has enough disk space to build a layer, if that can be determined."""
+    with reported("The daemon did not report where it stores its images.", remedy="Run: allranks doctor"):
         folder = images_folder(client.info(), client.api.base_url)
     if folder is None:
         return
-    room, free = room_for(wheels, builder), shutil.disk_usage(folder).free
-    if free < room.meanwhile:
+    needs, free = space_for(wheels, builder), shutil.disk_usage(folder).free
+    if free < needs.temporary:
         what = f"There is not enough space to build the layer {layer} of an image."
         raise ImageError(
             what,
-            why=f"It takes {gigabytes(room.meanwhile)} while it is built, of which {gigabytes(room.lasting)} stay, and "
-            f"{folder} has {gigabytes(free)}.",
+            why=f"The build takes {gigabytes(needs.temporary)} and the result {gigabytes(needs.permanent)}, but "
+            f"{folder} has only {gigabytes(free)}.",
             remedy="Free some: `allranks clean --images` removes images that were not used lately, and "
             "docker system df shows the rest.",
         )
 
 
-def images_folder(said: Mapping[str, Any], address: str, containerd: Path = _CONTAINERD) -> Path | None:
-    """The folder where a daemon keeps its images; None if it is not on this host."""
-    root = Path(str(said.get("DockerRootDir", "")))
-    if address != _LOCAL or not _is_here(root):
+def images_folder(info: Mapping[str, Any], address: str, containerd: Path = _CONTAINERD) -> Path | None:
+    """The folder where a daemon stores its images; None if it is not on this host."""
+    root = Path(str(info.get("DockerRootDir", "")))
+    if address != _LOCAL or not _is_accessible(root):
         return None
-    if _IN_CONTAINERD not in (value for _, value in said.get("DriverStatus") or ()):
+    if _IN_CONTAINERD not in (value for _, value in info.get("DriverStatus") or ()):
         return root
-    # A containerd that the daemon itself started, as with Docker as a snap or rootless, uses a folder in the daemon's.
+    # If the daemon started containerd itself (rootless, or as a snap), its folder is inside the daemon's.
     own = root / "containerd"
-    return next(filter(_is_here, (own, containerd)), root)
+    return next(filter(_is_accessible, (own, containerd)), root)
 
 
-def _is_here(folder: Path) -> bool:
+def _is_accessible(folder: Path) -> bool:
     return folder.is_absolute() and folder.is_dir() and os.access(folder, os.X_OK)
 
 
 def gigabytes(size: float) -> str:
-    """Bytes as Docker prints them: in billions."""
+    """A size in the units that Docker prints."""
     return f"{size / 1e9:.1f} GB"
 
 
 _KEPT_LINES = 15
 _LONGEST_LINE = 200
 _NOISE = (" --->", "Removing intermediate container")
-_REMEDY = "Correct what the last line names in [images] of matrix.toml, then run again."
+_REMEDY = "Correct [images] of matrix.toml, as the last line suggests, then run again."
 _DISK_REMEDY = (
-    "Free space where the daemon keeps its images: `allranks clean --images` removes those of allranks that "
+    "Free space where the daemon stores its images: `allranks clean --images` removes those of allranks that "
     "were not used lately, and docker system df shows the rest."
 )
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the legacy builder colours a step's standard error
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")  # the legacy builder colors a step's standard error
 _FAILED_STEP = re.compile(r"The command '.*' returned a non-zero code: (\d+)", re.DOTALL)
 
 
@@ -127,15 +127,15 @@ DOCKERFILE = "Dockerfile"
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """One build, as both builders understand it."""
+    """The parameters of a build."""
 
-    tag: str  # reference of the image to make
+    tag: str  # reference of the new image
     arguments: Mapping[str, str]  # build arguments
     network: str = "none"  # the network of steps, as for ``docker build --network``
 
 
 def stream(files: Mapping[str, Path]) -> Iterator[bytes]:
-    """Pack files into a tar archive, piece by piece."""
+    """Yield a tar archive of files."""
     for name, path in sorted(files.items()):
         header = tarfile.TarInfo(name)
         header.size = path.stat().st_size
@@ -149,19 +149,19 @@ Builder = Callable[["DockerClient", BuildRequest, Iterable[bytes], Progress], No
 
 
 def builder_of_host() -> Builder:
-    """BuildKit if the docker command has it, else the builder inside every daemon.
+    """BuildKit if the docker command has its plug-in buildx, otherwise the daemon's legacy builder.
 
-    The command is asked, because only the buildx plug-in can do the client's part of a BuildKit build; the SDK cannot.
+    The SDK cannot do the client's part of a BuildKit build.
     """
     docker = shutil.which("docker")
     if docker is None:
         return build_with_sdk
-    asked = subprocess.run([docker, "buildx", "version"], capture_output=True, check=False)
-    return build_with_sdk if asked.returncode else build_with_buildkit
+    buildx = subprocess.run([docker, "buildx", "version"], capture_output=True, check=False)
+    return build_with_sdk if buildx.returncode else build_with_buildkit
 
 
 def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterable[bytes], progress: Progress) -> None:
-    """Build by the daemon's API, which uses the legacy builder."""
+    """Build through the daemon's API, which uses the legacy builder."""
     last = deque[str](maxlen=_KEPT_LINES)
     with reported(_what(request), remedy=_REMEDY):
         events = client.api.build(
@@ -171,65 +171,65 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
             tag=request.tag,
             buildargs=dict(request.arguments),
             network_mode=request.network,
-            # Behind a proxy the image would differ, so steps without network get no proxy.
+            # The settings of a proxy would become part of the image.
             use_config_proxy=request.network != "none",
             rm=True,
             forcerm=True,
             decode=True,
         )
-        heard = Heard(events)
+        reader = EventReader(events)
         try:
-            failure = _follow(heard, request, last, progress)
+            failure = _follow(reader, request, last, progress)
         except BaseException:
-            _wait_for_end(client, request, heard, progress)
+            _cancel(client, request, reader, progress)
             raise
     if failure:
         raise failure
 
 
-def _follow(heard: Heard, request: BuildRequest, last: deque[str], progress: Progress) -> ImageError | None:
-    """Take the daemon's events; return the error by which it has ended the build."""
-    rest = ""  # output comes in the pieces that a command wrote, and apt writes `E`, `:` and the message one by one
-    for event in heard:
+def _follow(reader: EventReader, request: BuildRequest, last: deque[str], progress: Progress) -> ImageError | None:
+    """Report the output of a build; return its error, if it failed."""
+    rest = ""  # an event contains what a command wrote at once: apt writes `E`, `:` and the message separately
+    for event in reader:
         if error := error_of(event):
             return _failure(request, [*last, *rest.splitlines(), error])
-        text, _, rest = (rest + _COLOUR.sub("", str(event.get("stream", "")))).rpartition("\n")
-        _take(text, last, progress)
-    _take(rest, last, progress)
+        text, _, rest = (rest + _COLOR.sub("", str(event.get("stream", "")))).rpartition("\n")
+        _report(text, last, progress)
+    _report(rest, last, progress)
     return None
 
 
-def _wait_for_end(client: DockerClient, request: BuildRequest, heard: Heard, progress: Progress) -> None:
+def _cancel(client: DockerClient, request: BuildRequest, reader: EventReader, progress: Progress) -> None:
     """Cancel a build, and wait until the daemon has ended it.
 
-    It would end by itself without a client, but only after its current step, and no process would be left to remove
-    what that step made. A command ends at once; a copy cannot be cancelled, and takes its time.
+    Without a client, it would end after its current step, and the result of that step would remain. A command is killed
+    immediately; a copy cannot be canceled.
     """
-    progress("waiting for the daemon to end its step")
-    with suppress(Exception):  # the daemon is gone; the next run finds at its start what it left
+    progress("waiting for the daemon to end the current step")
+    with suppress(Exception):  # of a lost daemon; the next run cleans up
         while True:
             end_step(client.api, request.arguments.get("BUILDER", ""))
-            if heard.next_event() is None:
+            if reader.next_event() is None:
                 return
 
 
 def build_with_buildkit(
     client: DockerClient, request: BuildRequest, context: Iterable[bytes], progress: Progress
 ) -> None:
-    """Build by the docker command, from the same bytes.
+    """Build with the docker command.
 
-    ``docker build`` and not ``docker buildx build``: it takes the daemon's own builder, which sees the daemon's
-    images, even if the user has selected another one.
+    The command is ``docker build`` and not ``docker buildx build``: it uses the daemon's own builder, which can use the
+    daemon's images, even if the user has selected another one.
     """
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     environ = {name: value for name, value in os.environ.items() if name != "BUILDX_BUILDER"}
     with child(
         buildkit_command(request), environ={**environ, "DOCKER_BUILDKIT": "1"}, stdin=subprocess.PIPE
     ) as process:
-        writer = threading.Thread(target=_feed, args=(context, process.stdin))
+        writer = threading.Thread(target=_write, args=(context, process.stdin))
         writer.start()
         for line in lines_of(process):
-            _take(line, last, progress)
+            _report(line, last, progress)
         writer.join()
     if process.returncode:
         raise _failure(request, last)
@@ -237,14 +237,14 @@ def build_with_buildkit(
 
 
 def buildkit_command(request: BuildRequest) -> list[str]:
-    """The command line of a build whose context comes on standard input."""
+    """The command line of a build that reads its context from standard input."""
     arguments = [f"--build-arg={name}={value}" for name, value in request.arguments.items()]
     where = [f"--file={DOCKERFILE}", f"--tag={request.tag}", f"--network={request.network}"]
     return ["docker", "build", "--progress=plain", "--provenance=false", *where, *arguments, "-"]
 
 
-def _feed(context: Iterable[bytes], pipe: IO[bytes]) -> None:
-    """Write the context; a build that has failed closes the pipe, and prints why on its output."""
+def _write(context: Iterable[bytes], pipe: IO[bytes]) -> None:
+    """Write the context; a failed build closes the pipe and prints the reason."""
     with suppress(BrokenPipeError), pipe:
         for chunk in context:
             pipe.write(chunk)
@@ -254,13 +254,13 @@ def _check_same_daemon(client: DockerClient, request: BuildRequest) -> None:
     if find(client, request.tag) is None:
         raise ImageError(
             _what(request),
-            why="The docker command built it in another daemon than the one that allranks uses.",
-            remedy="Set DOCKER_HOST to one daemon for both.",
+            why="The docker command uses another daemon than allranks.",
+            remedy="Set DOCKER_HOST to the same daemon for both.",
         )
 
 
-def _take(text: str, last: deque[str], progress: Progress) -> None:
-    for line in _COLOUR.sub("", text).splitlines():
+def _report(text: str, last: deque[str], progress: Progress) -> None:
+    for line in _COLOR.sub("", text).splitlines():
         if line.strip() and not line.startswith(_NOISE):
             last.append(line.rstrip())
             progress(shortened(line.rstrip()))
@@ -276,6 +276,6 @@ def _failure(request: BuildRequest, lines: Iterable[str]) -> ImageError:
 
 
 def shortened(line: str) -> str:
-    """A line of build output without the text of the script that failed, which does not help the user."""
+    """A line of build output, without the script of a failed step and clipped."""
     line = _FAILED_STEP.sub(r"a step of the build ended with code \1", line)
     return clipped(line, _LONGEST_LINE)

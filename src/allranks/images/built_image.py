@@ -1,4 +1,4 @@
-"""The image of a cell: found by its key, or built layer by layer."""
+"""Finds, pulls or builds the image of a cell."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from allranks.errors import ImageError
 from allranks.images.base import Base, dockerfile_path, find_base
-from allranks.images.daemon import OURS, Progress, Site, find, pull, reported, touch
+from allranks.images.daemon import OURS, BuildContext, Progress, find, pull, reported, touch
 from allranks.images.recipe import Recipe, image_key, recipe_of
-from allranks.images.sources import source_digest, while_it_stays
+from allranks.images.sources import build_until_stable, source_digest
 from allranks.interruption import time_limit
-from allranks.ownership import image_lock, shared
+from allranks.ownership import image_lock, shared_lock
 from allranks.user_cache import locked
 
 if TYPE_CHECKING:
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 class BuiltImage:
     """An image that the daemon has."""
 
-    reference: str  # its name, for display
+    reference: str  # its name
     id: str
-    built: bool  # whether this call made or pulled it
+    built: bool  # whether this call built or pulled it
 
 
 def build_limit(image: Image, seconds: float) -> AbstractContextManager[None]:
-    """The time limit of a block that makes an image, or the Python environment for its jobs."""
+    """A context that limits the time to build an image, or the Python environment for its jobs."""
     late = ImageError(
-        f"Image {image.name} was not made in {seconds:g} s.",
+        f"Image {image.name} was not built within {seconds:g} s.",
         why="That is limits.build of the matrix file.",
-        remedy="Raise it, or find out what takes so long: allranks build prints each step.",
+        remedy="Raise the limit, or find the slow step: allranks build prints each one.",
     )
     return time_limit(seconds, late)
 
@@ -48,100 +48,95 @@ def ensure_image(
 ) -> BuiltImage:
     """Find, pull or build the image of a cell.
 
-    With unchanged inputs nothing is built, and the cost is three requests to the daemon and a check of the project's
-    files. If two processes need the same image, one of them builds it.
+    With unchanged inputs, this takes three requests to the daemon and a check of the project's files. If two processes
+    need the same image, one of them builds it.
 
-    Until `uses` is closed, no process on this host removes the image (``allranks clean --images``).
+    Until `uses` is closed, ``allranks clean --images`` does not remove the image.
     """
     with ExitStack() as held:
-        site = Site(client=client, root=root, progress=progress, uses=held)
-        there = _finished(image.name, image.image, site) if image.image is not None else _found_or_built(image, site)
+        context = BuildContext(client=client, root=root, progress=progress, uses=held)
+        if image.image is not None:
+            built = _find_or_pull(image.name, image.image, context)
+        else:
+            built = _find_or_build(image, context)
         if uses is not None:
             uses.push(held.pop_all())
-        return there
+        return built
 
 
-def _found_or_built(image: Image, site: Site) -> BuiltImage:
-    recipe = recipe_of(_installed_whole(image, site), root=site.root)
+def _find_or_build(image: Image, context: BuildContext) -> BuiltImage:
+    recipe = recipe_of(_without_copied_project(image, context), root=context.root)
     if recipe.project is None:
-        return _ensure(recipe, site)
-    return while_it_stays(recipe.project, lambda source: _ensure(replace(recipe, source=source), site), site.progress)
+        return _ensure(recipe, context)
+    return build_until_stable(
+        recipe.project, lambda source: _ensure(replace(recipe, source=source), context), context.progress
+    )
 
 
-def _ensure(recipe: Recipe, site: Site) -> BuiltImage:
-    base, reference = _named(recipe, site)
-    site.uses.enter_context(shared(image_lock(reference)))
-    return _present(site.client, reference) or _build_once(recipe, base, reference, site)
+def _ensure(recipe: Recipe, context: BuildContext) -> BuiltImage:
+    base, reference = _base_and_reference(recipe, context)
+    context.uses.enter_context(shared_lock(image_lock(reference)))
+    return _present(context.client, reference) or _build_once(recipe, base, reference, context)
 
 
 def _present(client: DockerClient, reference: str) -> BuiltImage | None:
-    """An image that the daemon has, after marking it as wanted; None if it has none."""
+    """Find an image, and mark it as used; None if the daemon does not have it."""
     if present := find(client, reference):
         touch(client, reference)
         return BuiltImage(reference=reference, id=str(present.id), built=False)
     return None
 
 
-def image_reference(image: Image, site: Site) -> str:
-    """The name that an image has, or will have once it is built, with the key of its content."""
+def image_reference(image: Image, context: BuildContext) -> str:
+    """The name of an image, which contains the key of its content, whether it is built or not."""
     if image.image is not None:
         return image.image
-    return _named(_with_source(recipe_of(_installed_whole(image, site), root=site.root)), site)[1]
+    recipe = recipe_of(_without_copied_project(image, context), root=context.root)
+    if recipe.project:
+        recipe = replace(recipe, source=source_digest(recipe.project))
+    return _base_and_reference(recipe, context)[1]
 
 
-def _named(recipe: Recipe, site: Site) -> tuple[Base, str]:
-    base = find_base(site.client, recipe.base, environ=os.environ, progress=site.progress)
-    return base, f"{repository(recipe.name)}:{_key(recipe, base)}"
+def _base_and_reference(recipe: Recipe, context: BuildContext) -> tuple[Base, str]:
+    base = find_base(context.client, recipe.base, environ=os.environ, progress=context.progress)
+    dockerfile = dockerfile_path().read_text(encoding="utf-8")
+    return base, f"{repository(recipe.name)}:{image_key(recipe, base_id=base.id, dockerfile=dockerfile)}"
 
 
-def _with_source(recipe: Recipe) -> Recipe:
-    return replace(recipe, source=source_digest(recipe.project)) if recipe.project else recipe
-
-
-def _installed_whole(image: Image, site: Site) -> Image:
-    """The image as it is built: without a project that is copied into jobs, but with that project's requirements."""
+def _without_copied_project(image: Image, context: BuildContext) -> Image:
+    """The image to build: if the project is copied into jobs, the image only has its requirements."""
     if image.mode == "install":
         return image
-    from allranks.images.project import without_project  # noqa: PLC0415 - it builds a wheel, which few need
+    from allranks.images.project import without_project  # noqa: PLC0415 - few need it
 
-    return without_project(image, site.root, site.progress)
+    return without_project(image, context.root, context.progress)
 
 
 def repository(name: str) -> str:
-    """The repository of a matrix file's image: Docker allows lower case, digits and single separators."""
+    """The repository for an image of the matrix file: Docker allows lower case, digits and single separators."""
     return f"{OURS}{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'image'}"
 
 
-def _finished(name: str, reference: str, site: Site) -> BuiltImage:
-    site.uses.enter_context(shared(image_lock(reference)))
-    if present := find(site.client, reference):
+def _find_or_pull(name: str, reference: str, context: BuildContext) -> BuiltImage:
+    context.uses.enter_context(shared_lock(image_lock(reference)))
+    if present := find(context.client, reference):
         if reference.startswith(OURS):
-            touch(site.client, reference)
+            touch(context.client, reference)
         return BuiltImage(reference=reference, id=str(present.id), built=False)
-    remedy = (
-        f"Correct image of [images.{name}], log in to its registry (docker login), or build it here under that name."
-    )
-    pulled = pull(site.client, reference, progress=site.progress, remedy=remedy)
+    remedy = f"Correct image of [images.{name}], log in to its registry (docker login), or build it with that name."
+    pulled = pull(context.client, reference, progress=context.progress, remedy=remedy)
     return BuiltImage(reference=reference, id=str(pulled.id), built=True)
 
 
-def _key(recipe: Recipe, base: Base) -> str:
-    return image_key(
-        recipe,
-        base_id=base.id,
-        dockerfile=dockerfile_path().read_text(encoding="utf-8"),
-    )
-
-
-def _build_once(recipe: Recipe, base: Base, reference: str, site: Site) -> BuiltImage:
+def _build_once(recipe: Recipe, base: Base, reference: str, context: BuildContext) -> BuiltImage:
     from allranks.images.layers import build_layers  # noqa: PLC0415 - most runs build nothing
 
     name, _, tag = reference.partition(":")
     with locked(f"{name.replace('/', '-')}-{tag}"):
-        if present := find(site.client, reference):
+        if present := find(context.client, reference):
             return BuiltImage(reference=reference, id=str(present.id), built=False)
-        site.progress(f"building image {reference} on {base.reference}{f' ({base.reason})' if base.reason else ''}")
-        top = build_layers(recipe, base, site)
+        context.progress(f"building image {reference} on {base.reference}{f' ({base.reason})' if base.reason else ''}")
+        top = build_layers(recipe, base, context)
         with reported(f"The image {reference} could not be tagged.", remedy="Run again."):
-            site.client.api.tag(top.id, name, tag)
+            context.client.api.tag(top.id, name, tag)
         return BuiltImage(reference=reference, id=top.id, built=True)

@@ -1,4 +1,4 @@
-"""A child process that outlives neither an interrupt of its parent nor its time limit."""
+"""Runs a child process that ends when its parent is interrupted or reaches a time limit."""
 
 import os
 import select
@@ -23,10 +23,10 @@ def child(
     folder: Path | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command with a pipe from its output and errors.
+    """Run a command with its output and errors in one pipe.
 
-    An exception in the block ends the command and what it has started, such as compilers: an interrupt that reaches
-    this process alone, as from nox or a CI runner, would otherwise leave a build of minutes running.
+    An exception in the block kills the command and its children, such as compilers: an interrupt from nox or a CI
+    runner reaches only this process, and a build would continue for minutes.
     """
     with subprocess.Popen(
         command,
@@ -45,13 +45,13 @@ def child(
                 descriptor = os.pidfd_open(process.pid)
                 is_readable(descriptor, _GRACE)
                 os.close(descriptor)
-                # It is dead but not yet reaped, so its number still names this group and no other.
+                # The child has not been waited for, so no other process group can have its id yet.
                 signal_group(process.pid, signal.SIGKILL)
             raise
 
 
 def lines_of(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """The lines that a child writes, as they come; ends as :func:`allranks.interruption.check` asks."""
+    """Yield the lines of a child's output as they arrive; raises what :func:`allranks.interruption.check` raises."""
     rest = b""
     while process.stdout is not None:
         check()
@@ -67,7 +67,7 @@ def lines_of(process: subprocess.Popen[bytes]) -> Iterator[str]:
 
 
 def succeeds(command: Sequence[str], *, environ: Mapping[str, str] | None = None) -> bool:
-    """Run a command whose output does not matter; False if it fails."""
+    """Run a command, ignore its output, and return whether it succeeded."""
     with child(command, environ=environ) as process:
         for _ in lines_of(process):
             pass

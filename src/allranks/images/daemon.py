@@ -1,4 +1,4 @@
-"""The Docker daemon as image builds use it; its failures become :class:`~allranks.errors.ImageError`."""
+"""Requests of image builds to the Docker daemon, whose failures become :class:`~allranks.errors.ImageError`."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
-    """Where a build takes place."""
+class BuildContext:
+    """What a build needs besides its recipe."""
 
     client: DockerClient
     root: Path  # the folder that relative paths in requirements start from
     progress: Progress  # receives lines of output
-    # Holds locks that keep other processes from removing the images in use, until its owner closes it.
-    uses: ExitStack = field(default_factory=ExitStack)
+    uses: ExitStack = field(default_factory=ExitStack)  # locks images against removal until it is closed
 
 
 OURS = "allranks/"
-"""The prefix of the names of all images that allranks has made or named."""
+"""The prefix of the names of all images that allranks has built or named."""
 
 
 @contextmanager
 def reported(what: str, *, remedy: str) -> Iterator[None]:
-    """Turn exceptions of the SDK and its transport into an :class:`ImageError`."""
-    import docker.errors  # noqa: PLC0415 - 0.1 s that a command which needs no daemon must not pay
+    """Convert exceptions of the SDK and its transport into an :class:`ImageError`."""
+    import docker.errors  # noqa: PLC0415 - takes 0.1 s, and commands without a daemon do not need it
     import requests.exceptions  # noqa: PLC0415
 
     try:
@@ -51,7 +50,7 @@ def reported(what: str, *, remedy: str) -> Iterator[None]:
 
 
 def find(client: DockerClient, reference: str) -> Image | None:
-    """The image of that reference in the daemon, or None."""
+    """Look up an image in the daemon."""
     import docker.errors  # noqa: PLC0415
 
     remedy = "Check that the daemon answers (docker version), then run again."
@@ -63,30 +62,30 @@ def find(client: DockerClient, reference: str) -> Image | None:
         except docker.errors.APIError as error:
             if not error.is_client_error():
                 raise
-            what = f"{reference!r} cannot be the name of an image."
+            what = f"{reference!r} is not a valid name of an image."
             remedy = "Correct image or base of [images.NAME] in the matrix file."
             raise ImageError(what, why=_sentence(error.explanation), remedy=remedy) from error
 
 
 def touch(client: DockerClient, reference: str) -> None:
-    """Record in the daemon that an image was wanted now: giving it its name again renews ``LastTagTime``.
+    """Record in the daemon that an image was used now, by updating ``LastTagTime``.
 
-    Only the daemon's memory is shared by all its users and survives a restart of the host.
+    Unlike a file, this is shared by all users of the daemon and survives a restart of the host.
     """
     import docker.errors  # noqa: PLC0415
     import requests  # noqa: PLC0415
 
     name, _, tag = reference.rpartition(":")
-    with suppress(docker.errors.DockerException, requests.RequestException):  # it only helps to choose what to prune
+    with suppress(docker.errors.DockerException, requests.RequestException):  # it is only needed for pruning
         client.api.tag(reference, name, tag)
 
 
 def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: str) -> Image:
-    """Fetch an image from its registry."""
+    """Pull an image from its registry."""
     what = f"The image {reference} is not on this host and cannot be pulled."
     progress(f"pulling {reference}")
     with reported(what, remedy=remedy):
-        for event in Heard(client.api.pull(reference, stream=True, decode=True)):
+        for event in EventReader(client.api.pull(reference, stream=True, decode=True)):
             if error := error_of(event):
                 raise ImageError(what, why=_sentence(error), remedy=remedy)
         image = client.images.get(reference)
@@ -94,36 +93,36 @@ def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: st
     return image
 
 
-class Heard:
-    """The daemon's events of a build or a pull, read by a thread: an interrupt in the reading would lose later ones.
+class EventReader:
+    """Reads the daemon's events of a build or a pull in a thread, so that an interrupt does not lose events.
 
-    An iteration ends as :func:`allranks.interruption.check` asks, and can be taken up again.
+    Iteration raises what :func:`allranks.interruption.check` raises, and can be continued afterwards.
 
     Raises:
-        Exception: The error that ended the reading.
+        Exception: The error that ended the stream.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self._news = queue.SimpleQueue[Event | Exception | None]()
+        self._queue = queue.SimpleQueue[Event | Exception | None]()
         threading.Thread(target=self._read, args=(events,), daemon=True).start()
 
     def _read(self, events: Iterable[Event]) -> None:
         try:
             for event in events:
-                self._news.put(event)
+                self._queue.put(event)
         except Exception as error:  # noqa: BLE001 - the consumer raises it
-            self._news.put(error)
-        self._news.put(None)
+            self._queue.put(error)
+        self._queue.put(None)
 
     def next_event(self, timeout: float | None = None) -> Event | None:
-        """The next event; None at the end. Raises :class:`queue.Empty` if there is none in these seconds."""
-        news = self._news.get(timeout=timeout)
-        if isinstance(news, Exception):
-            raise news
-        return news
+        """The next event, or None at the end. Raises :class:`queue.Empty` after the timeout in seconds."""
+        event = self._queue.get(timeout=timeout)
+        if isinstance(event, Exception):
+            raise event
+        return event
 
     def __iter__(self) -> Iterator[Event]:
-        """The events that have not been taken yet."""
+        """Yield the remaining events."""
         while True:
             check()
             with suppress(queue.Empty):
@@ -133,9 +132,9 @@ class Heard:
 
 
 def error_of(event: Event) -> str:
-    """The error in one event of a stream, or an empty string.
+    """The error in an event of a stream, or an empty string.
 
-    A daemon that refuses a request answers with ``message`` where a stream was expected.
+    A daemon that rejects a request responds with ``message`` instead of a stream.
     """
     return str(event.get("error") or event.get("message") or "")
 

@@ -1,6 +1,6 @@
-"""Python environments, made on first use, one for each content, shared by all runs of a user.
+"""Virtual environments, one for each content, which are created on first use and shared by all runs of a user.
 
-It needs only the standard library: the nox sessions use it before anything is installed.
+This module needs only the standard library, since the nox sessions use it before anything is installed.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from allranks.errors import EnvironmentBuildError
 from allranks.images.child_process import child, lines_of, succeeds
 from allranks.images.host_pip import run_to_end
 from allranks.images.pip_settings import pip_settings, python_that_builds, without_logins
-from allranks.user_cache import cache_folder, cache_limit, hold, make_room, use
+from allranks.user_cache import cache_folder, cache_limit, free_space, hold, mark_used
 
 _COMPLETE = ".complete"
 
@@ -38,30 +38,30 @@ print(json.dumps({"folders": folders, "content": content, "versions": versions})
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """An interpreter of the user's, with its packages."""
+    """An interpreter of the user, with its packages."""
 
-    python: str  # its path, or its name on the PATH
+    python: str  # its path, or a command on the PATH
     folders: tuple[str, ...]  # the folders that it imports from
-    content: tuple[str, ...]  # its version and its place
-    versions: Mapping[str, str]  # its packages: versions by name, in lower case and with hyphens
+    content: tuple[str, ...]  # its version and its paths
+    versions: Mapping[str, str]  # the versions of its packages, by name in lower case with hyphens
 
     @property
     def key(self) -> tuple[str, ...]:
-        """All that decides what is to be installed above it."""
+        """Everything that the packages to install above it depend on."""
         return (*self.content, *(f"{name}=={version}" for name, version in sorted(self.versions.items())))
 
 
 def probe(python: str) -> Interpreter:
-    """Ask an interpreter for its packages, which takes a tenth of a second."""
+    """Query an interpreter for its packages, in 0.1 s."""
     try:
-        answer = subprocess.run([python, "-c", _PROBE], capture_output=True, check=True, text=True).stdout
-        said = json.loads(answer.splitlines()[-1])
+        output = subprocess.run([python, "-c", _PROBE], capture_output=True, check=True, text=True).stdout
+        found = json.loads(output.splitlines()[-1])
     except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
-        msg = f"The interpreter {python} does not report which packages it has."
+        msg = f"The interpreter {python} does not report its packages."
         why = (getattr(error, "stderr", "") or str(error)).strip()
         raise EnvironmentBuildError(msg, why=why, remedy="Check process.python in the matrix file.") from error
-    folders, content = tuple(said["folders"]), tuple(said["content"])
-    return Interpreter(python=python, folders=folders, content=content, versions=said["versions"])
+    folders, content = tuple(found["folders"]), tuple(found["content"])
+    return Interpreter(python=python, folders=folders, content=content, versions=found["versions"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,93 +70,93 @@ class EnvironmentRecipe:
 
     name: str  # its purpose; part of its folder's name
     arguments: tuple[str, ...] = ()
-    file: str = ""  # the text of a further requirements file; `content` must have what is in it
-    content: tuple[str, ...] = ()  # everything else that decides whether an existing environment can be reused
-    folder: Path = field(default_factory=Path.cwd)  # the folder that pip works in; relative paths start there
-    below: Interpreter | None = None  # the interpreter whose packages it sees; None for this one, without its packages
+    file: str = ""  # the text of a requirements file, which `content` must represent
+    content: tuple[str, ...] = ()  # other values that distinguish it from existing environments
+    folder: Path = field(default_factory=Path.cwd)  # pip's working folder, for relative paths
+    below: Interpreter | None = None  # an interpreter whose packages it can import; None for no such packages
     remedy: str = _REMEDY  # what to do if pip fails
 
     @property
     def key(self) -> str:
-        """A hash of the content, of the interpreter, and of pip's configuration."""
+        """A hash of the content, the interpreter and pip's configuration."""
         interpreter = self.below.key if self.below else (sys.version, os.path.realpath(sys.executable))
         parts = (*interpreter, *self.arguments, "", *self.content, "", *pip_settings(self.folder))
         return hashlib.sha256("\0".join(map(without_logins, parts)).encode()).hexdigest()[:12]
 
     @property
-    def told(self) -> str:
-        """What is installed, for people."""
+    def description(self) -> str:
+        """The packages to install, for messages."""
         return without_logins(" ".join((*self.arguments, *self.file.splitlines())))
 
 
 def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> Path:
-    """Return the interpreter of an environment, which is created if it does not exist yet."""
+    """Return the interpreter of an environment; create the environment if it does not exist."""
     folder = cache_folder() / "environments" / f"{recipe.name}-{recipe.key}"
     python = folder / "bin" / "python"
     limit = cache_limit()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        use(folder)
+        mark_used(folder)
         if (folder / _COMPLETE).exists():
             return python
         with locked(folder):
             if not (folder / _COMPLETE).exists():
-                _make(folder, recipe, progress)
-                use(folder)
-                make_room(folder.parent, limit, progress)
+                _create(folder, recipe, progress)
+                mark_used(folder)
+                free_space(folder.parent, limit, progress)
     except OSError as error:
-        msg = f"The environment {folder} cannot be made."
-        remedy = "Free some space, or set XDG_CACHE_HOME to a folder that can be written."
+        msg = f"The environment {folder} cannot be created."
+        remedy = "Free some space, or set XDG_CACHE_HOME to a writable folder."
         raise EnvironmentBuildError(msg, why=str(error), remedy=remedy) from error
     return python
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a cache folder, so that two runs never build the same thing twice."""
+    """Lock a cache folder, so that two runs never build the same thing twice."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with hold(folder.with_name(f"{folder.name}.lock")):
         yield
 
 
-def _make(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
-    progress(f"making the {recipe.name} environment ({recipe.told}), once")
+def _create(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
+    progress(f"creating the {recipe.name} environment ({recipe.description}), once")
     shutil.rmtree(folder, ignore_errors=True)
-    _create(folder, recipe.below)
+    _create_empty(folder, recipe.below)
     _install(folder, recipe, progress)
     (folder / _COMPLETE).touch()
 
 
-def _create(folder: Path, below: Interpreter | None) -> None:
-    """Create an environment; above an interpreter, which may itself be in one, it sees the packages of that.
+def _create_empty(folder: Path, below: Interpreter | None) -> None:
+    """Create an environment without packages, which can import those of an interpreter `below`.
 
-    It then has no pip, and no setuptools that would hide another version.
+    Above an interpreter, it has no pip and no setuptools, which could hide other versions.
     """
     python, options = (below.python, ["--without-pip"]) if below else (sys.executable, [])
     with child([python, "-m", "venv", *options, str(folder)]) as process:
-        said = "\n".join(lines_of(process))
+        output = "\n".join(lines_of(process))
     if process.returncode:
-        msg = f"{python} cannot make a virtual environment."
-        raise EnvironmentBuildError(msg, why=said, remedy="On Debian: apt-get install python3-venv.")
+        msg = f"{python} cannot create a virtual environment."
+        raise EnvironmentBuildError(msg, why=output, remedy="On Debian: apt-get install python3-venv.")
     if below:
         lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in below.folders)
         (packages_of(folder / "bin" / "python") / "below.pth").write_text(lines, encoding="utf-8")
 
 
 def packages_of(python: Path) -> Path:
-    """The folder of packages of an environment, by its interpreter."""
+    """The site-packages folder of an environment, from its interpreter."""
     return next(python.parents[1].glob("lib/python*/site-packages"))
 
 
 def _install(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
     python = folder / "bin" / "python"
-    # Only this user can read the file, whose addresses may have passwords.
+    # Only this user can read the file, since its addresses may have passwords.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         file = Path(scratch, "requirements.txt")
         file.write_text(recipe.file, encoding="utf-8")
         arguments = (*recipe.arguments, *(("--requirement", str(file)) if recipe.file else ()))
         what = f"The {recipe.name} environment"
-        # `pip wheel` takes no account of what an interpreter below has, or of [install] in pip.conf.
+        # `pip wheel` ignores the packages of an interpreter below, and [install] of pip.conf.
         if recipe.below or any(text.startswith("install.") for text in pip_settings(recipe.folder)):
             _check(run_to_end((*_pip_of(python), *arguments), progress, folder=recipe.folder), what, recipe.remedy)
             return
@@ -168,7 +168,7 @@ def _install(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], 
 
 
 def _unpack(python: Path, wheels: Path, what: str) -> None:
-    """Install the wheels that pip has chosen, fetched, checked and built: by uv if it is there, which takes less time.
+    """Install the wheels that pip downloaded or built, with uv if possible, which is faster.
 
     uv gets no index and no configuration, so that its result is that of pip.
     """
@@ -181,7 +181,7 @@ def _unpack(python: Path, wheels: Path, what: str) -> None:
         by_uv = [uv, "pip", "install", "--no-config", "--offline", *cache, "--python", str(python), *where]
         if succeeds(by_uv, environ=environ):
             return
-    # What an early end of uv has left has no list of its files, by which pip could remove it.
+    # If uv was interrupted, packages may have no list of their files, so pip could not remove them.
     by_pip = (*_pip_of(python), "--ignore-installed", *where) if uv else (*_pip_of(python), *where)
     _check(run_to_end(by_pip, lambda _: None, environ=environ), what)
 
@@ -194,11 +194,11 @@ def _pip_of(python: Path) -> list[str]:
 
 
 def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Callable[[str], None]) -> None:
-    """Run ``pip install`` of an environment."""
+    """Run ``pip install`` in an environment."""
     _check(run_to_end((*_pip_of(python), *arguments), progress), what)
 
 
 def _check(why: str, what: str, remedy: str = _REMEDY) -> None:
     if why:
-        msg = f"{what} cannot be made: pip failed."
+        msg = f"{what} cannot be created: pip failed."
         raise EnvironmentBuildError(msg, why=why, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Runs of the host's pip."""
+"""Runs the host's pip."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ def run_to_end(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> str:
-    """Run a command line of pip, telling what it fetches and builds; return why it failed, or nothing."""
+    """Run a command of pip, and report what it downloads and builds; return why it failed, or an empty string."""
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     with child(command, environ=environ, folder=folder) as process:
         for line in map(without_logins, lines_of(process)):
@@ -30,11 +30,11 @@ def run_to_end(
 
 
 def cause(lines: Iterable[str]) -> str:
-    """The reason in pip's output why it failed: its errors with the indented lines that belong to them, else all."""
+    """The errors in pip's output, with their indented lines; without any, all of its output."""
     kept = [line for line in lines if line.strip()]
     errors: list[str] = []
     is_error = False
     for line in kept:
         is_error = line.startswith("ERROR") or (is_error and line.startswith(" "))
         errors += [line.strip().removeprefix("ERROR: ")] if is_error else []
-    return "\n".join(errors or kept) or "It said nothing."
+    return "\n".join(errors or kept) or "It printed nothing."

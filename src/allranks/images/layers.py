@@ -1,4 +1,4 @@
-"""An image as a pile of layers, so that a change rebuilds only the layers above it."""
+"""Builds an image in layers, so that a change rebuilds only the layers above it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from allranks.errors import ImageError
 from allranks.images.base import Base, dockerfile_path, python_of
-from allranks.images.builders import DOCKERFILE, BuildRequest, builder_of_host, check_room, stream
-from allranks.images.daemon import Progress, Site, find, reported
-from allranks.images.leftovers import builder_of, remove_remains
+from allranks.images.builders import DOCKERFILE, BuildRequest, builder_of_host, check_space, stream
+from allranks.images.daemon import BuildContext, Progress, find, reported
+from allranks.images.leftovers import builder_of, remove_leftovers
 from allranks.images.project import wheel_of
 from allranks.images.recipe import Recipe, layer_key
-from allranks.images.wheels import Wanted, Wheelhouse, identity, requirements, resolve
-from allranks.ownership import image_lock, shared
+from allranks.images.wheels import ResolutionRequest, Wheelhouse, identity, requirements, resolve
+from allranks.ownership import image_lock, shared_lock
 from allranks.user_cache import locked
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ REPOSITORY = "allranks/layer"
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What one layer adds."""
+    """One layer of an image."""
 
     name: str  # ``debian``, ``torch``, ``packages`` or ``project``
-    content: tuple[str, ...]  # what distinguishes it from other layers on the same image below
+    content: tuple[str, ...]  # distinguishes it from other layers on the same parent
     wheels: tuple[Path, ...] = ()  # the wheels to install; none for Debian packages
     tools: Path | None = None  # the folder with the wheel of pip that installs them; None for Debian packages
-    arguments: Mapping[str, str] = field(default_factory=dict)  # build arguments of its own
+    arguments: Mapping[str, str] = field(default_factory=dict)  # its own build arguments
     network: str = "none"  # the network of the build, as for Docker's ``--network``
 
     @property
     def files(self) -> dict[str, Path]:
-        """The context that the Dockerfile expects: paths in it, each with the file that it is read from."""
+        """The build context that the Dockerfile expects, as paths in it and source files."""
         return {
             DOCKERFILE: dockerfile_path(),
             **{f"tools/{path.name}": path for path in (self.tools.iterdir() if self.tools else ())},
@@ -47,23 +47,23 @@ class Layer:
         }
 
 
-def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
+def build_layers(recipe: Recipe, base: Base, context: BuildContext) -> Base:
     """Build the missing layers of an image; return the topmost, which is the image.
 
     Raises:
-        SourceChangedError: The recipe's project has changed since the recipe was read.
+        SourceChangedError: The project changed during the build.
     """
-    project = _project_wheels(recipe, site.progress)
-    further = tuple(text for wheel in project for text in requirements(wheel))
-    ground = with_debian_packages(recipe, base, site)
-    python = python_of(site.client, ground)
-    house = resolve(Wanted(recipe=recipe, further=further, python=python, root=site.root), site.progress)
-    layers = _wheel_layers(house, project, recipe.torch)
-    return reduce(lambda below, layer: _ensure_layer(layer, below, site), layers, ground)
+    project = _project_wheels(recipe, context.progress)
+    needs = tuple(text for wheel in project for text in requirements(wheel))
+    base = with_debian_packages(recipe, base, context)
+    python = python_of(context.client, base)
+    request = ResolutionRequest(recipe=recipe, project_needs=needs, python=python, root=context.root)
+    layers = _wheel_layers(resolve(request, context.progress), project, recipe.torch)
+    return reduce(lambda parent, layer: _ensure_layer(layer, parent, context), layers, base)
 
 
-def with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
-    """The base with the recipe's Debian packages; the base itself for none."""
+def with_debian_packages(recipe: Recipe, base: Base, context: BuildContext) -> Base:
+    """The base with the recipe's Debian packages, if there are any."""
     if not recipe.apt:
         return base
     packages = tuple(sorted(set(recipe.apt)))
@@ -74,33 +74,37 @@ def with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
         network="default",
     )
     try:
-        return _ensure_layer(layer, base, site)
+        return _ensure_layer(layer, base, context)
     except ImageError as error:
-        raise _told_by_apt(error, recipe, base) from error
+        raise _with_apt_messages(error, recipe, base) from error
 
 
-def _told_by_apt(error: ImageError, recipe: Recipe, base: Base) -> ImageError:
-    """The error with apt's own messages in place of all build output; other errors as they are."""
-    said = [line.removeprefix("E: ") for line in error.why.splitlines() if line.startswith("E: ")]
-    if not said:
+def _with_apt_messages(error: ImageError, recipe: Recipe, base: Base) -> ImageError:
+    """Replace the build output by the error messages of apt, if there are any."""
+    messages = [line.removeprefix("E: ") for line in error.why.splitlines() if line.startswith("E: ")]
+    if not messages:
         return error
     return ImageError(
         f"The Debian packages of image {recipe.name} could not be installed on {base.reference}.",
-        why="\n".join(dict.fromkeys(said)),
-        remedy=f"Correct apt of [images.{recipe.name}] in the matrix file: it takes the names of binary packages that "
-        "the base image's Debian has (apt-cache policy NAME).",
+        why="\n".join(dict.fromkeys(messages)),
+        remedy=f"Correct apt of [images.{recipe.name}] in the matrix file, a list of binary packages of the base "
+        "image's Debian (apt-cache policy NAME).",
     )
 
 
-def _wheel_layers(house: Wheelhouse, project: tuple[Path, ...], torch: str) -> list[Layer]:
-    """The layers from the bottom up; one without wheels would be empty."""
-    contents = {"torch": tuple(house.torch.iterdir()), "packages": tuple(house.packages.iterdir()), "project": project}
+def _wheel_layers(wheelhouse: Wheelhouse, project: tuple[Path, ...], torch: str) -> list[Layer]:
+    """The layers that have wheels, from the bottom up."""
+    contents = {
+        "torch": tuple(wheelhouse.torch.iterdir()),
+        "packages": tuple(wheelhouse.packages.iterdir()),
+        "project": project,
+    }
     return [
         Layer(
             name=name,
             content=tuple(identity(wheel) for wheel in wheels),
             wheels=tuple(sorted(wheels)),
-            tools=house.tools,
+            tools=wheelhouse.tools,
             arguments={"TORCH_VERSION": torch},
         )
         for name, wheels in contents.items()
@@ -114,32 +118,31 @@ def _project_wheels(recipe: Recipe, progress: Progress) -> tuple[Path, ...]:
     return (wheel_of(recipe.project, recipe.source, recipe.tests, progress),)
 
 
-def _ensure_layer(layer: Layer, below: Base, site: Site) -> Base:
+def _ensure_layer(layer: Layer, below: Base, context: BuildContext) -> Base:
     dockerfile = dockerfile_path().read_text(encoding="utf-8")
     key = layer_key(parent_id=below.id, content=layer.content, dockerfile=dockerfile)
     reference = f"{REPOSITORY}:{key}"
-    # This process holds it until the run ends: the next layer lies on it.
-    site.uses.enter_context(shared(image_lock(reference)))
+    # Locked until the run ends, since the next layer is built on it.
+    context.uses.enter_context(shared_lock(image_lock(reference)))
     with locked(f"layer-{key}"):
-        image = find(site.client, reference) or _build_layer(layer, below, reference, site)
+        image = find(context.client, reference) or _build_layer(layer, below, reference, context)
     return Base(reference=reference, id=str(image.id))
 
 
-def _build_layer(layer: Layer, below: Base, reference: str, site: Site) -> Image:
+def _build_layer(layer: Layer, below: Base, reference: str, context: BuildContext) -> Image:
     build, builder = builder_of_host(), builder_of(reference)
-    check_room(site.client, layer.name, layer.wheels, build)
+    check_space(context.client, layer.name, layer.wheels, build)
     request = BuildRequest(
         tag=reference,
         arguments={"BASE_IMAGE": below.pinned, "LAYER": layer.name, "BUILDER": builder, **layer.arguments},
         network=layer.network,
     )
-    site.progress(f"building layer {layer.name}")
+    context.progress(f"building layer {layer.name}")
     try:
-        build(site.client, request, stream(layer.files), site.progress)
-        with reported(f"The image {reference} is gone right after its build.", remedy="Run again."):
-            return site.client.images.get(reference)
+        build(context.client, request, stream(layer.files), context.progress)
+        with reported(f"The image {reference} was removed right after its build.", remedy="Run again."):
+            return context.client.images.get(reference)
     finally:
-        # The first stage of a finished build, which holds the wheels and a second copy of the layer; after an early
-        # end, all its steps. They would be a cache only for the same layer, which is found by its name anyway.
-        # The legacy builder leaves them; BuildKit leaves no images.
-        remove_remains(site.client.api, builder)
+        # The legacy builder keeps the first stage of a build, with the wheels and a copy of the layer, or all steps of
+        # an aborted build. As a cache, they would only serve the same layer, which is found by its name anyway.
+        remove_leftovers(context.client.api, builder)

@@ -1,8 +1,8 @@
-"""Leftover objects in a daemon's lists, and leftovers of interrupted builds.
+"""Finds and removes leftovers of interrupted builds.
 
-The legacy builder makes an image of every step and a container for every command. A build that fails, or whose client
-goes away, leaves the images of the completed steps: gigabytes, if they hold wheels. All of them, and nothing else,
-carry one label that names the host and the image that it builds.
+The legacy builder creates an image for each step and a container for each command. A build that fails, or that loses
+its client, leaves the images of the completed steps, which may take gigabytes. They have a label with the host and the
+image that was being built.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,34 +14,34 @@ from typing import Any
 from docker import APIClient
 
 from allranks.images.docker_client import FAILURES
-from allranks.ownership import alone, host_id, image_lock, is_held, is_of_earlier_boot
+from allranks.ownership import exclusive_lock, host_id, image_lock, is_held, is_of_earlier_boot
 
 Listed = Mapping[str, Any]
-"""A container, image, volume or network as the daemon lists it."""
+"""A container, image, volume or network in a list of the daemon."""
 
-_GOING = frozenset({"running", "paused", "restarting"})
+_ACTIVE = frozenset({"running", "paused", "restarting"})
 
 
 def labels_of(listed: Listed) -> Mapping[str, str]:
-    """Its labels."""
+    """The labels of an object."""
     return listed.get("Labels") or {}
 
 
-def is_still(listed: Listed) -> bool:
-    """Whether nothing runs in it; the daemon itself refuses to remove a volume or network in use."""
-    return listed.get("State") not in _GOING
+def is_inactive(listed: Listed) -> bool:
+    """Whether it is not a running container; the daemon itself does not remove a volume or network in use."""
+    return listed.get("State") not in _ACTIVE
 
 
-def made_at(listed: Listed) -> float:
-    """When it was made, in seconds since the epoch; infinity if the daemon does not report it.
+def created_at(listed: Listed) -> float:
+    """When it was created, in seconds since the epoch; infinity if unknown.
 
-    It lists containers and images with a number, volumes and networks with a date, under a different key.
+    The daemon lists containers and images with a number, but volumes and networks with a date.
     """
-    made = listed.get("Created", listed.get("CreatedAt"))
-    if isinstance(made, int):
-        return made
+    created = listed.get("Created", listed.get("CreatedAt"))
+    if isinstance(created, int):
+        return created
     try:
-        return datetime.fromisoformat(str(made)).timestamp()
+        return datetime.fromisoformat(str(created)).timestamp()
     except ValueError:
         return float("inf")
 
@@ -49,16 +49,16 @@ def made_at(listed: Listed) -> float:
 LABEL = "allranks.builder"
 
 _NO_COMMAND = "#(nop)"
-"""The legacy builder's placeholder for the command of a step that has none."""
+"""Marks a step without a command in the legacy builder."""
 
 
 def builder_of(reference: str) -> str:
-    """The value of the label while an image of that reference is built on this host."""
+    """The value of the label for the build of an image on this host."""
     return f"{host_id()}/{reference}"
 
 
-def remove_remains(client: APIClient, builder: str) -> None:
-    """Remove the leftovers of one build; the next run removes at its start what cannot be removed now."""
+def remove_leftovers(client: APIClient, builder: str) -> None:
+    """Remove the leftovers of a build; what cannot be removed now is left to the next run."""
     label = {"label": f"{LABEL}={builder}"}
     with suppress(*FAILURES):
         for container in client.containers(all=True, filters=label):
@@ -70,9 +70,9 @@ def remove_remains(client: APIClient, builder: str) -> None:
 
 
 def end_step(client: APIClient, builder: str) -> None:
-    """Remove the container of a build's current command, started or not, if there is one: then the build fails.
+    """Make a build fail, by removing the container of its current command, if there is one.
 
-    Containers of steps without a command are left to the daemon: if it misses one, it removes no later one.
+    Containers of steps without a command must be left to the daemon: if one is missing, it does not remove later ones.
     """
     with suppress(*FAILURES):
         for container in client.containers(all=True, filters={"label": f"{LABEL}={builder}"}):
@@ -82,43 +82,43 @@ def end_step(client: APIClient, builder: str) -> None:
 
 
 def dead_builders(client: APIClient) -> list[str]:
-    """The labels of this host's builds whose builder is dead."""
+    """The labels of dead builds."""
     return [builder for builder, left in _unfinished(client).items() if _is_dead(builder, left)]
 
 
-def unjudged_builders(client: APIClient) -> list[str]:
-    """The labels of builds whose builder may live, which cannot be determined from here."""
+def foreign_builders(client: APIClient) -> list[str]:
+    """The labels of builds of other hosts, which may be alive."""
     found = _unfinished(client)
-    return [builder for builder, left in found.items() if not (_is_of_here(builder) or _is_dead(builder, left))]
+    return [builder for builder, left in found.items() if not (_is_local(builder) or _is_dead(builder, left))]
 
 
 def _unfinished(client: APIClient) -> dict[str, list[Listed]]:
-    """The images and containers of unfinished builds, by their labels."""
+    """The images and containers of unfinished builds, by label."""
     label = {"label": LABEL}
     builds: dict[str, list[Listed]] = {}
-    for each in (*client.images(filters={**label, "dangling": True}), *client.containers(all=True, filters=label)):
-        if builder := labels_of(each).get(LABEL):  # finished images have an empty one, which their containers inherit
-            builds.setdefault(builder, []).append(each)
+    for listed in (*client.images(filters={**label, "dangling": True}), *client.containers(all=True, filters=label)):
+        if builder := labels_of(listed).get(LABEL):  # it is empty in finished images, and in their containers
+            builds.setdefault(builder, []).append(listed)
     return builds
 
 
 def _is_dead(builder: str, left: Sequence[Listed]) -> bool:
-    if _is_of_here(builder):
+    if _is_local(builder):
         return not is_held(_lock(builder))
     host, _, _ = builder.partition("/")
-    return all(is_still(each) and is_of_earlier_boot(host, made_at(each)) for each in left)
+    return all(is_inactive(listed) and is_of_earlier_boot(host, created_at(listed)) for listed in left)
 
 
-def reap_builders(client: APIClient) -> Iterator[str]:
-    """Remove what dead builds of this host have left; yield the label of each."""
+def remove_dead_builds(client: APIClient) -> Iterator[str]:
+    """Remove the leftovers of dead builds; yield their labels."""
     for builder in dead_builders(client):
-        with alone(_lock(builder)) as is_nobodys:
-            if is_nobodys:
-                remove_remains(client, builder)
+        with exclusive_lock(_lock(builder)) as is_locked:
+            if is_locked:
+                remove_leftovers(client, builder)
                 yield builder
 
 
-def _is_of_here(builder: str) -> bool:
+def _is_local(builder: str) -> bool:
     return builder.startswith(f"{host_id()}/")
 
 
@@ -127,5 +127,5 @@ def _lock(builder: str) -> Path:
 
 
 def reference_of(builder: str) -> str:
-    """The image that a build with this label was to make."""
+    """The image that a build with this label creates."""
     return builder.partition("/")[2]

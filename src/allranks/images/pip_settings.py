@@ -1,6 +1,6 @@
-"""The settings of the host's pip that decide which files it installs, for the keys of what it made.
+"""The settings of the host's pip that affect what it installs, which are part of cache keys.
 
-It needs only the standard library, since the nox sessions use it.
+This module needs only the standard library, since the nox sessions use it.
 """
 
 import ast
@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from allranks.errors import AllranksError
-from allranks.user_cache import keep, made_cache_folder
+from allranks.user_cache import made_cache_folder, write_atomically
 
-_NOT_DECISIVE = frozenset(
+_IRRELEVANT = frozenset(
     {
         *("cache-dir", "no-cache-dir", "cert", "client-cert", "proxy", "trusted-host", "keyring-provider"),
         *("timeout", "default-timeout", "retries", "resume-retries", "config-file", "disable-pip-version-check"),
@@ -40,13 +40,13 @@ _NOT_DECISIVE = frozenset(
         *("require-virtualenv", "require-venv", "exists-action", "src", "no-clean", "dry-run", "compile", "no-compile"),
     }
 )
-"""How pip fetches and what it prints. Every other setting counts, also those of a later pip."""
+"""Settings of how pip downloads and what it prints. All others are part of keys, including those of future versions."""
 
-_PLACES = frozenset({"find-links", "index-url", "extra-index-url", "pypi-url"})
-"""Settings whose values are addresses or folders, separated by blanks."""
+_LOCATIONS = frozenset({"find-links", "index-url", "extra-index-url", "pypi-url"})
+"""Settings whose values are addresses or folders, separated by spaces."""
 
 _FILES = frozenset({"constraint", "build-constraint", "requirement"})
-"""Settings whose values are requirements files, separated by blanks."""
+"""Settings whose values are requirements files, separated by spaces."""
 
 _LOGIN = re.compile(r"(?<=://)[^/\s?#\"'\0]*@")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
@@ -59,27 +59,26 @@ _INCLUDES = ("-r", "-c", "--requirement", "--constraint")
 
 
 def without_logins(text: str) -> str:
-    """A text without user names and passwords in its addresses: for keys, which outlive a token, and for messages."""
+    """Remove user names and passwords from addresses, for messages and for keys, which outlive a token."""
     return _LOGIN.sub("****@", text)
 
 
 def with_variables(text: str) -> str:
-    """A text with the values of ``${VARIABLE}``, as pip reads requirements files; unset ones stay."""
+    """Expand ``${VARIABLE}`` as pip does in requirements files; unset variables are kept."""
     return _VARIABLE.sub(lambda found: os.environ.get(found[1]) or found[0], text)
 
 
 def pip_settings(folder: Path, python: str | None = None) -> tuple[str, ...]:
-    """What the host's pip is told by its files and by ``PIP_`` variables, where that decides what is installed.
+    """The relevant settings of the host's pip, from its files and from ``PIP_`` variables.
 
-    Folders and addresses count, not their contents: as on an index, a requirement without a version keeps the version
-    that it had. Of files with constraints the text counts.
+    They include the addresses of indexes and folders, but not their contents, and the text of requirements files.
 
     Args:
-        folder: The folder that pip works in; relative paths start there.
-        python: The interpreter whose pip is asked; None for :func:`python_that_builds`.
+        folder: pip's working folder, for relative paths.
+        python: The interpreter whose pip is queried; None for :func:`python_that_builds`.
     """
-    asked = python or python_that_builds()
-    return tuple(sorted(_told(*each, folder) for each in (_remembered(asked) if asked else ())))
+    queried = python or python_that_builds()
+    return tuple(sorted(_resolved(*setting, folder) for setting in (_cached_settings(queried) if queried else ())))
 
 
 _Setting = tuple[str, str, str]  # section, name, value
@@ -89,28 +88,28 @@ import runpy, sys
 sys.path[:] = [entry for entry in sys.path if entry]
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
-"""As ``-m pip``, but no module in the working folder takes its place."""
+"""Like ``-m pip``, but never a module ``pip`` in the working folder."""
 
 _READ = re.compile(r"For variant '\w+', will try loading '(.+)'")
 _SETTING = re.compile(r"(?::env:|(?P<section>[\w-]+))\.(?P<name>[\w-]+)=(?P<value>['\"].*)")
-_PLACES_OF_FILES = ("HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS")
+_CONFIG_VARIABLES = ("HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS")
 
 
-def _remembered(python: str) -> list[_Setting]:
-    """The answer of :func:`_ask`, which takes half a second, as long as no variable and no file of pip's changes."""
+def _cached_settings(python: str) -> list[_Setting]:
+    """The result of :func:`_query`, which takes 0.5 s, cached until a variable or a configuration file changes."""
     variables = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    state = [python, *sorted(variables.items()), *map(os.environ.get, _PLACES_OF_FILES)]
+    state = [python, *sorted(variables.items()), *map(os.environ.get, _CONFIG_VARIABLES)]
     key = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
-    memory: Path | None = None
+    cache: Path | None = None
     with suppress(AllranksError, OSError, ValueError, LookupError, TypeError):
-        memory = made_cache_folder("pip") / f"{key}.json"
-        kept = json.loads(memory.read_text(encoding="utf-8"))
-        if kept["stamps"] == _stamps(kept["stamps"]):
-            return [(section, name, value) for section, name, value in kept["settings"]]
-    files, settings = _ask(python)
-    if memory:
+        cache = made_cache_folder("pip") / f"{key}.json"
+        cached = json.loads(cache.read_text(encoding="utf-8"))
+        if cached["stamps"] == _stamps(cached["stamps"]):
+            return [(section, name, value) for section, name, value in cached["settings"]]
+    files, settings = _query(python)
+    if cache:
         with suppress(OSError):
-            keep(memory, json.dumps({"stamps": _stamps(files), "settings": settings}))
+            write_atomically(cache, json.dumps({"stamps": _stamps(files), "settings": settings}))
     return settings
 
 
@@ -119,70 +118,71 @@ def _stamps(files: Iterable[str]) -> dict[str, str]:
     for file in files:
         stamps[file] = ""
         with suppress(OSError):
-            found = os.stat(file)  # noqa: PTH116 - a text, as JSON keeps it
+            found = os.stat(file)  # noqa: PTH116 - a string from JSON
             stamps[file] = f"{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
     return stamps
 
 
-def _ask(python: str) -> tuple[list[str], list[_Setting]]:
-    """Ask an interpreter's pip for the files that it reads, and for its settings that count, without logins.
+def _query(python: str) -> tuple[list[str], list[_Setting]]:
+    """Query an interpreter's pip for its configuration files, and for its relevant settings, without logins.
 
-    There are none if it has no pip, or cannot read its files: it reports that itself when it is used.
+    There are none if it has no pip, or cannot read its files; pip reports that when it is used.
     """
-    import subprocess  # noqa: PLC0415 - most runs ask nobody
+    import subprocess  # noqa: PLC0415 - most runs use the cache
 
     command = [python, "-c", _PIP, "config", "list", "--verbose"]
-    asked = subprocess.run(command, capture_output=True, check=False, text=True, errors="replace")
-    lines = asked.stdout.splitlines() if asked.returncode == 0 else []
+    pip = subprocess.run(command, capture_output=True, check=False, text=True, errors="replace")
+    lines = pip.stdout.splitlines() if pip.returncode == 0 else []
     found = [
-        (each["section"] or "", each["name"], str(ast.literal_eval(each["value"]))) for each in _settings_in(lines)
+        (line["section"] or "", line["name"], str(ast.literal_eval(line["value"]))) for line in _settings_in(lines)
     ]
     settings = [
         (section, name, without_logins(value))
         for section, name, value in found
-        if value.strip() and name not in _NOT_DECISIVE
+        if value.strip() and name not in _IRRELEVANT
     ]
-    return _READ.findall(asked.stdout + asked.stderr), settings
+    return _READ.findall(pip.stdout + pip.stderr), settings
 
 
 def _settings_in(lines: Iterable[str]) -> Iterator[re.Match[str]]:
     return filter(None, map(_SETTING.fullmatch, lines))
 
 
-def _told(section: str, name: str, value: str, folder: Path) -> str:
+def _resolved(section: str, name: str, value: str, folder: Path) -> str:
+    """A setting with absolute paths, and with the text of requirements files."""
     words = value.split()
-    if name in _PLACES:
-        value = " ".join(_place(word, folder) for word in words)
+    if name in _LOCATIONS:
+        value = " ".join(_absolute(word, folder) for word in words)
     elif name in _FILES:
         value = "\n".join(text for word in words for text in _contents(folder / word))
     return f"{section}.{name}={value}"
 
 
-def _place(text: str, folder: Path) -> str:
+def _absolute(text: str, folder: Path) -> str:
     return text if "://" in text else os.path.normpath(folder / os.path.expanduser(text))  # noqa: PTH111
 
 
 def _contents(file: Path) -> list[str]:
     try:
         return requirement_texts(file)
-    except OSError:  # pip itself reports it
+    except OSError:  # which pip reports
         return [str(file)]
 
 
 def requirement_lines(text: str) -> Iterator[str]:
-    """The non-empty lines of a requirements file, without comments, continued lines as one."""
+    """Yield the non-empty lines of a requirements file, without comments, and with continued lines joined."""
     lines = (_COMMENT.sub("", line).strip() for line in _CONTINUED.sub("", text).splitlines())
     return (line for line in lines if line)
 
 
 def requirement_texts(file: Path) -> list[str]:
-    """The text of a requirements file, then of each file that it includes, every file once; without logins.
+    """The texts of a requirements file and of all files that it includes, without logins.
 
-    Folders that a file names relative to itself (``--find-links wheels``) follow its text in full: the same text
-    beside other folders is something else.
+    The text of a file is followed by the absolute paths of folders that it names relative to itself (``--find-links
+    wheels``), since the same text has another meaning in another folder.
 
     Raises:
-        OSError: A file cannot be read; it is the error's ``filename``.
+        OSError: A file, the error's ``filename``, cannot be read.
     """
     seen: dict[Path, list[str]] = {}
     _read(file, seen)
@@ -211,12 +211,12 @@ def _read(file: Path, seen: dict[Path, list[str]]) -> None:
 def _first_word(text: str) -> str:
     try:
         return shlex.split(text)[0]
-    except (ValueError, IndexError):  # an open quotation mark; pip itself reports it
+    except (ValueError, IndexError):  # an unclosed quote, which pip reports
         return text
 
 
 def python_that_builds() -> str | None:
-    """The interpreter whose pip is used, if it has one: every run asks, so no process is started to check that."""
+    """The interpreter whose pip is used. For speed, ``python3`` is not checked for pip."""
     return sys.executable if has_pip() else shutil.which("python3")
 
 

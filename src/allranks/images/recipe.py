@@ -1,11 +1,10 @@
-"""What a matrix file asks of an image, with every file it names, and the key of all that.
+"""The recipe of an image, from the matrix file and the files that it names, and the keys of images and layers.
 
-An image has two kinds of key. The *image key* is made from the inputs as they are written down: the recipe, the
-base image's id, the text of the requirements, the project's sources, the Dockerfile. It is known without
-asking a package index, so a run with unchanged inputs costs two requests to the daemon. The price: a
-requirement without a version (``numpy``) keeps the version it had when the image was built; to get a
-newer one, name its version or remove the image. The *layer key* is made from the wheels themselves, so
-two recipes that resolve to the same wheels share their layers.
+The *image key* is a hash of the inputs: the recipe, the base image's id, the text of the requirements, the project's
+source and the Dockerfile. It needs no package index, so a run with unchanged inputs takes two requests to the daemon.
+As a consequence, a requirement without a version (``numpy``) keeps the version that it had when the image was built; to
+update it, specify its version or remove the image. The *layer key* is a hash of the wheels themselves, so recipes that
+resolve to the same wheels share layers.
 """
 
 import hashlib
@@ -36,9 +35,9 @@ _ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".ta
 
 
 def names_local_path(requirement: str) -> bool:
-    """Whether a requirement, or a line of a requirements file, names a file or folder of this host.
+    """Whether a requirement, or a line of a requirements file, installs a file or folder of this host.
 
-    Options other than ``--editable`` name nothing that would be installed.
+    Of the options, only ``--editable`` installs something.
     """
     text = os.path.expandvars(requirement.strip())
     if editable := _EDITABLE.fullmatch(text):
@@ -50,7 +49,7 @@ def names_local_path(requirement: str) -> bool:
 
 
 def _target(requirement: str) -> str:
-    """The target of a ``name @ target``; any other requirement as it is."""
+    """The target of ``name @ target``, or the whole requirement."""
     named = _NAMED.match(requirement)
     return named["url"] if named else requirement
 
@@ -66,59 +65,60 @@ def _is_path(text: str) -> bool:
 
 
 PYTEST = "pytest>=8"
-"""The agent runs pytest inside every image, whether or not the suites' packages name it."""
+"""The agent runs pytest inside every image, so each image has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What goes into a built image."""
+    """The content of an image to build."""
 
     name: str
-    base: str  # base image as the matrix file names it
+    base: str  # the base image in the matrix file
     torch: str  # exact torch version
-    index: str = ""  # address of the package index, in place of all that the host's pip is set to; empty for those
-    extra_index: tuple[str, ...] = ()  # addresses of package indexes beside it
-    packages: tuple[str, ...] = (PYTEST,)  # requirement strings, pytest among them
-    requirements: Path | None = None  # the requirements file, or None
-    requirements_text: str = ""  # the content of that file and of all that it includes, without logins
-    project: Path | None = None  # the folder of the user's project, or None
+    index: str = ""  # address of the package index; empty for the configuration of the host's pip
+    extra_index: tuple[str, ...] = ()  # addresses of additional package indexes
+    packages: tuple[str, ...] = (PYTEST,)  # requirements, including pytest
+    requirements: Path | None = None  # the requirements file
+    requirements_text: str = ""  # the content of that file and of the files that it includes, without logins
+    project: Path | None = None  # the folder of the user's project
     source: str = ""  # a hash of the project's files; empty without a project
     tests: tuple[Path, ...] = ()  # the files and folders of all suites
     apt: tuple[str, ...] = ()  # names of Debian packages, with or without ``=version``
-    pip: tuple[str, ...] = ()  # the settings of the host's pip that decide what it installs
+    pip: tuple[str, ...] = ()  # settings of the host's pip that affect what it installs
 
-    def requirements_file(self, further: Iterable[str] = ()) -> str:
-        """What pip is to install, as the text of a requirements file.
+    def requirements_file(self, project_needs: Iterable[str] = ()) -> str:
+        """All packages, as the text of a requirements file.
 
-        In such a file ``--index-url`` replaces every index of pip's configuration; as an option it would only join the
-        extra ones there. The user's file is first: its hashes then hold for what is repeated after it.
+        There, ``--index-url`` replaces all indexes of pip's configuration; as an option, it would not replace the extra
+        ones. The user's file comes first, so that its hashes apply to requirements that are repeated after it.
 
         Args:
-            further: Requirements of the user's project.
+            project_needs: Requirements of the user's project.
         """
         index = [f"--index-url {self.index}"] if self.index else []
-        extra = [f"--extra-index-url {each}" for each in self.extra_index]
+        extra = [f"--extra-index-url {address}" for address in self.extra_index]
         file = [f"--requirement {shlex.quote(str(self.requirements.absolute()))}"] if self.requirements else []
-        return "\n".join([*index, *extra, *file, f"torch=={self.torch}", *self.packages, *further, ""])
+        return "\n".join([*index, *extra, *file, f"torch=={self.torch}", *self.packages, *project_needs, ""])
 
-    def wanted(self, further: Iterable[str] = ()) -> tuple[object, ...]:
-        """The same for a key: the text of the user's file, pip's settings, and no login, which may change."""
+    def key_parts(self, project_needs: Iterable[str] = ()) -> tuple[object, ...]:
+        """All packages, as the parts of a cache key: without logins, which may change."""
         addresses = [without_logins(self.index), *map(without_logins, self.extra_index)]
-        packages = [without_logins(each) for each in (*self.packages, *further)]
+        packages = [without_logins(requirement) for requirement in (*self.packages, *project_needs)]
         return (self.torch, addresses, packages, self.requirements_text, self.pip)
 
     @property
     def remedy(self) -> str:
-        """What to do if pip cannot find all that is wanted."""
+        """What to do if pip cannot find all packages."""
         if "--hash" in self.requirements_text:
             return (
                 f"A requirements file with hashes must have all packages: torch=={self.torch}, pytest, those of the "
-                "matrix file and of the project, and what these need. pip-compile --generate-hashes writes such a file."
+                "matrix file and of the project, and their dependencies. pip-compile --generate-hashes writes such a "
+                "file."
             )
         if self.index and not self.extra_index:
             return (
-                f"index of [images.{self.name}] is the only index: check it and the versions in matrix.toml, or name "
-                "another one beside it in extra_index."
+                f"index of [images.{self.name}] is the only index: check it and the versions in matrix.toml, or add "
+                "another one to extra_index."
             )
         return (
             "Check the versions in matrix.toml and this host's package index (`pip config list`); "
@@ -127,20 +127,20 @@ class Recipe:
 
 
 def recipe_of(image: Image, *, root: Path) -> Recipe:
-    """Read what an image declaration names."""
+    """Create the recipe of an image, from the matrix file and the files that it names."""
     if not image.name:
-        what = "There is no image to run in: the matrix file has no [images], only an interpreter for processes."
-        raise ImageError(what, remedy='Add [images.NAME] with torch = "2.13.0", or choose the engine process.')
+        what = "There is no image to run: the matrix file has no [images], only an interpreter for processes."
+        raise ImageError(what, remedy='Add [images.NAME] with torch = "2.13.0", or use --engine process.')
     if not image.torch:
         what = f"Image {image.name} cannot be built."
         raise ImageError(
             what,
-            why="Neither a torch version nor a finished image is given.",
+            why="It has neither a torch version nor a finished image.",
             remedy=f'Add torch = "<version>" or image = "<reference>" to [images.{image.name}].',
         )
     requirements = root / image.requirements if image.requirements else None
     requirements_text = _text(requirements) if requirements else ""
-    _refuse_local_paths(image, (*image.packages, *requirement_lines(requirements_text)))
+    _check_local_paths(image, (*image.packages, *requirement_lines(requirements_text)))
     return Recipe(
         name=image.name,
         base=image.base,
@@ -157,16 +157,16 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
     )
 
 
-def _refuse_local_paths(image: Image, requirements: Iterable[str]) -> None:
-    """Refuse requirements that are paths: an image is found by their text, which does not change with the files."""
+def _check_local_paths(image: Image, requirements: Iterable[str]) -> None:
+    """Reject requirements that are paths: the image key has their text, which does not change with the files."""
     local = next((requirement for requirement in requirements if names_local_path(requirement)), None)
     if local is None:
         return
     what = f"Image {image.name} cannot be built from the requirement {local}."
     raise ImageError(
         what,
-        why="It names a path of this host, and a change of what lies there would not reach the image.",
-        remedy=f'Remove it, and let project = "." of [images.{image.name}] name the folder of your own code.',
+        why="It is a path of this host, and changes of its files would not be detected.",
+        remedy=f'Remove it, and set project = "." in [images.{image.name}] to the folder of your own code.',
     )
 
 
@@ -179,7 +179,7 @@ def _project_folder(image: Image, root: Path) -> Path | None:
         raise ImageError(
             what,
             why=f"{folder} has no pyproject.toml and no setup.py.",
-            remedy=f"Let project of [images.{image.name}] name the folder that pip install would take.",
+            remedy=f"Set project of [images.{image.name}] to a folder that pip can install.",
         )
     return folder
 
@@ -201,23 +201,22 @@ _LENGTH = 12
 
 
 def digest(*parts: object) -> str:
-    """A hash of values that JSON can hold, the same in every process and on every host."""
+    """A hash of JSON values, which is the same in every process and on every host."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def image_key(recipe: Recipe, *, base_id: str, dockerfile: str) -> str:
     """The tag of an image."""
-    return digest(_SCHEMA, recipe.wanted(), recipe.source, recipe.apt, base_id, dockerfile)[:_LENGTH]
+    return digest(_SCHEMA, recipe.key_parts(), recipe.source, recipe.apt, base_id, dockerfile)[:_LENGTH]
 
 
 def layer_key(*, parent_id: str, content: tuple[str, ...], dockerfile: str) -> str:
     """The tag of one layer of an image.
 
     Args:
-        parent_id: Id of the image below.
-        content: What goes in: the :func:`allranks.images.wheels.identity` of each wheel, or the names of Debian
-            packages.
-        dockerfile: Text of the Dockerfile.
+        parent_id: The id of the image below.
+        content: The :func:`allranks.images.wheels.identity` of each wheel, or the names of Debian packages.
+        dockerfile: The text of the Dockerfile.
     """
     return digest(_SCHEMA, parent_id, sorted(content), dockerfile)[:_LENGTH]

@@ -1,8 +1,7 @@
-"""Images that one machine builds and others load: a folder of archives, and a registry.
+"""Shares images between machines, through a folder of archives or a registry.
 
-The folder goes from one CI machine to another, and may come from an untrusted source, such as the author of a pull
-request. An archive therefore holds one image without a name, which is run by a name made of its whole id: it cannot
-take the place of an image that a later run on the same daemon looks for.
+The folder may come from an untrusted source, such as the author of a pull request. An archive therefore contains one
+image without a name, which gets a name with its complete id, so that it cannot replace an image of a later run.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from allranks.errors import ImageError
 from allranks.images.built_image import BuiltImage, build_limit, ensure_image, image_reference, repository
-from allranks.images.daemon import Progress, Site, error_of, find, reported
+from allranks.images.daemon import BuildContext, Progress, error_of, find, reported
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -40,74 +39,73 @@ _NAMES_OF_CONTAINERD: Final = ("io.containerd.image.name", "org.opencontainers.i
 
 @dataclass(frozen=True, kw_only=True)
 class PortableImage:
-    """An image that other machines can get."""
+    """An image that other machines can load."""
 
     name: str  # its name in the matrix file
-    key: str  # its name where it was built, with the key of what went in; for a finished image its reference
-    reference: str  # its name for runs elsewhere: an id, or its name in a registry
-    file: str = ""  # its archive, a file of the folder; empty if the reference is enough
+    key: str  # its name on the machine that built it, with the key of its content, or the name of a finished image
+    reference: str  # its name on other machines: an id, or its name in a registry
+    file: str = ""  # its archive in the folder; empty if it is in a registry
 
 
-Put = Callable[[PortableImage, BuiltImage, "Shelf", Site], PortableImage]
-"""Puts an image that has been built where others can get it; returns it with its reference there."""
+Put = Callable[[PortableImage, BuiltImage, "ImageStore", BuildContext], PortableImage]
+"""Stores a built image, and returns it with its reference for other machines."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf:
-    """Where portable images are put."""
+class ImageStore:
+    """A store of portable images."""
 
     folder: Path  # for the list and the archives
-    put: Put  # puts built images there: :func:`as_archive`, or :func:`allranks.images.sharing.by_push`
-    # Looks up a key in a registry; None if that has nothing, or there is no registry.
-    known: Callable[[str, Site], str | None]
+    put: Put  # :func:`as_archive`, or :func:`by_push`
+    known: Callable[[str, BuildContext], str | None]  # looks up a key in the registry, if there is one
 
 
 def export_images(
-    images: Iterable[Image], shelf: Shelf, site: Site, seconds: float = math.inf
+    images: Iterable[Image], store: ImageStore, context: BuildContext, seconds: float = math.inf
 ) -> tuple[PortableImage, ...]:
-    """Put images where other machines can get them, and build those that do not exist yet, each within a time limit.
+    """Store images, and build missing ones, each within a time limit.
 
-    Images of an earlier call that are still right stay.
+    Images of an earlier call are reused if their keys are the same.
     """
-    with _as_image_error(shelf.folder):
-        shelf.folder.mkdir(parents=True, exist_ok=True)
-        kept = dict(_kept(shelf.folder))
+    with _as_image_error(store.folder):
+        store.folder.mkdir(parents=True, exist_ok=True)
+        earlier = dict(_earlier_images(store.folder))
         exported: dict[str, PortableImage] = {}
         for image in images:
             with build_limit(image, seconds):
-                exported[image.name] = kept[image.name] = _exported(image, shelf, site, kept)
-        write_list(shelf.folder, exported.values())
+                exported[image.name] = earlier[image.name] = _export(image, store, context, earlier)
+        write_list(store.folder, exported.values())
     return tuple(exported.values())
 
 
 def write_list(folder: Path, images: Iterable[PortableImage]) -> None:
-    """Write the list of a folder, which is made if it is not there."""
+    """Write the list of a folder; create the folder if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
     listed = {"schema": SCHEMA, "images": [asdict(image) for image in images]}
     (folder / LIST_NAME).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
 
 
-def in_no_registry(_key: str, _site: Site) -> str | None:
-    """The answer of a registry if there is none."""
+def in_no_registry(_key: str, _context: BuildContext) -> str | None:
+    """Look up a key without a registry."""
     return None
 
 
-def as_archive(image: PortableImage, built: BuiltImage, shelf: Shelf, site: Site) -> PortableImage:
-    """Write an image into a file of the folder, without its name."""
+def as_archive(image: PortableImage, built: BuiltImage, store: ImageStore, context: BuildContext) -> PortableImage:
+    """Write an image to a file of the folder, without its name."""
     file = f"{image.name}.tar"
-    draft = shelf.folder / f".{file}.unfinished"
-    site.progress(f"writing {image.key} to {shelf.folder / file}")
+    draft = store.folder / f".{file}.unfinished"
+    context.progress(f"writing {image.key} to {store.folder / file}")
     with (
         reported(f"The image {image.key} could not be written to a file.", remedy="Run again."),
         draft.open("wb") as to,
     ):
-        to.writelines(site.client.api.get_image(built.id))
-    draft.replace(shelf.folder / file)
+        to.writelines(context.client.api.get_image(built.id))
+    draft.replace(store.folder / file)
     return replace(image, reference=built.id, file=file)
 
 
 def read_images(folder: Path) -> dict[str, PortableImage]:
-    """The images that a folder lists, by name; none of them is loaded."""
+    """The images that a folder lists, by name; they are not loaded."""
     listed = folder / LIST_NAME
     try:
         value = json.loads(listed.read_bytes())
@@ -124,39 +122,36 @@ def read_images(folder: Path) -> dict[str, PortableImage]:
 def take_images(
     images: Iterable[PortableImage], folder: Path, client: DockerClient, progress: Progress
 ) -> dict[str, str]:
-    """Load the archives of some images.
-
-    Returns:
-        The reference to run each by, by name.
-    """
+    """Load the archives of images; return their references by name."""
     with _as_image_error(folder):
-        return {image.name: _taken(image, folder, client, progress) for image in images}
+        return {image.name: _take(image, folder, client, progress) for image in images}
 
 
-def _kept(folder: Path) -> Mapping[str, PortableImage]:
+def _earlier_images(folder: Path) -> Mapping[str, PortableImage]:
     """The images of an earlier export; none if its list cannot be read."""
     with suppress(ImageError):
         return read_images(folder)
     return {}
 
 
-def _exported(image: Image, shelf: Shelf, site: Site, kept: Mapping[str, PortableImage]) -> PortableImage:
-    key = image_reference(image, site)
-    wanted = PortableImage(name=image.name, key=key, reference=key)
+def _export(
+    image: Image, store: ImageStore, context: BuildContext, earlier: Mapping[str, PortableImage]
+) -> PortableImage:
+    key = image_reference(image, context)
+    portable = PortableImage(name=image.name, key=key, reference=key)
     if image.image is not None:
-        return wanted
-    before = kept.get(image.name)
-    if before and before.key == key and (not before.file or (shelf.folder / before.file).is_file()):
-        site.progress(f"{key} is in {shelf.folder} already")
+        return portable
+    before = earlier.get(image.name)
+    if before and before.key == key and (not before.file or (store.folder / before.file).is_file()):
+        context.progress(f"{key} is in {store.folder} already")
         return before
-    if known := shelf.known(key, site):
-        site.progress(f"{key} is in the registry already: {known}")
-        return replace(wanted, reference=known)
-    # The archive of another key leaves the list before it is replaced, so an interrupt leaves no wrong entry.
-    write_list(shelf.folder, (other for name, other in kept.items() if name != image.name))
-    return shelf.put(
-        wanted, ensure_image(image, root=site.root, client=site.client, progress=site.progress), shelf, site
-    )
+    if known := store.known(key, context):
+        context.progress(f"{key} is in the registry already: {known}")
+        return replace(portable, reference=known)
+    # An archive is removed from the list before it is replaced, so that an interrupt leaves no wrong entry.
+    write_list(store.folder, (other for name, other in earlier.items() if name != image.name))
+    built = ensure_image(image, root=context.root, client=context.client, progress=context.progress)
+    return store.put(portable, built, store, context)
 
 
 def _portable(entry: Mapping[str, Any]) -> PortableImage:
@@ -167,32 +162,32 @@ def _portable(entry: Mapping[str, Any]) -> PortableImage:
     return image
 
 
-def _taken(image: PortableImage, folder: Path, client: DockerClient, progress: Progress) -> str:
+def _take(image: PortableImage, folder: Path, client: DockerClient, progress: Progress) -> str:
     if not image.file:
         return image.reference
-    there = find(client, image.reference) or _loaded(image, folder / image.file, client, progress)
-    # The name lets it be found and removed like images built here; no run looks for a name with an id.
-    name, tag = repository(image.name), f"id-{str(there.id).removeprefix('sha256:')}"
-    with reported(f"The image {image.name} could not be given a name.", remedy="Run again."):
-        client.api.tag(there.id, name, tag)
+    loaded = find(client, image.reference) or _load(image, folder / image.file, client, progress)
+    # With a name, it can be listed and removed like images built here; no run looks up a name with an id.
+    name, tag = repository(image.name), f"id-{str(loaded.id).removeprefix('sha256:')}"
+    with reported(f"The image {image.name} could not be tagged.", remedy="Run again."):
+        client.api.tag(loaded.id, name, tag)
     return f"{name}:{tag}"
 
 
-def _loaded(image: PortableImage, archive: Path, client: DockerClient, progress: Progress) -> DockerImage:
-    _refuse_names(archive)
+def _load(image: PortableImage, archive: Path, client: DockerClient, progress: Progress) -> DockerImage:
+    _check_names(archive)
     progress(f"loading image {image.name} from {archive}")
-    remedy = "Free space where the daemon keeps its images, then run again."
+    remedy = "Free space where the daemon stores its images, then run again."
     with reported(f"The image {image.name} could not be loaded.", remedy=remedy), archive.open("rb") as file:
-        # The id may differ from that where it was built: daemons that keep images in containerd use another id.
+        # Its id may differ from the one in the list: daemons that store images in containerd use other ids.
         [loaded] = client.images.load(file)
     return loaded
 
 
-def _refuse_names(archive: Path) -> None:
-    """Check that loading an archive gives no image a name.
+def _check_names(archive: Path) -> None:
+    """Check that loading an archive does not name an image.
 
     Raises:
-        ImageError: It would, or it is a link.
+        ImageError: It would, or the archive is a link.
     """
     if archive.is_symlink():
         msg = f"{archive} is a link, and is not followed."
@@ -200,16 +195,16 @@ def _refuse_names(archive: Path) -> None:
     names = list(_names_in(archive))
     if names:
         what = f"{archive} would give an image the name {names[0]}."
-        raise ImageError(what, why="A later run might take it for its own.", remedy=_REMEDY)
+        raise ImageError(what, why="A later run might use it instead of its own image.", remedy=_REMEDY)
 
 
 def _names_in(archive: Path) -> Iterator[str]:
-    """The names in each list that a daemon reads: Docker's own, its old one, and that of the OCI layout."""
+    """Yield the names in all lists that a daemon reads: Docker's current and old one, and that of the OCI layout."""
     with tarfile.open(archive, "r:") as content:
-        _refuse_odd_paths(content)
+        _check_paths(content)
         manifest = _json_of(content, "manifest.json") or []
         if len(manifest) != 1:
-            msg = f"it holds {len(manifest)} images and not one"
+            msg = f"it contains {len(manifest)} images instead of one"
             raise ValueError(msg)
         yield from (name for image in manifest for name in image.get("RepoTags") or ())
         yield from _json_of(content, "repositories") or {}
@@ -218,8 +213,8 @@ def _names_in(archive: Path) -> Iterator[str]:
             yield from (annotations[key] for key in _NAMES_OF_CONTAINERD if annotations.get(key))
 
 
-def _refuse_odd_paths(content: tarfile.TarFile) -> None:
-    """Check that no member of an archive is unpacked, by a detour, over one of the lists."""
+def _check_paths(content: tarfile.TarFile) -> None:
+    """Check that no member of an archive can overwrite one of the lists, as through a link."""
     members = content.getmembers()
     links = {posixpath.normpath(member.name) for member in members if member.issym() or member.islnk()}
     for member in members:
@@ -232,12 +227,12 @@ def _refuse_odd_paths(content: tarfile.TarFile) -> None:
 
 
 def _json_of(content: tarfile.TarFile, name: str) -> Any:  # noqa: ANN401 - JSON
-    """The contents of a file in an archive; None if it is missing. Of two with one name a daemon may take either."""
+    """The content of a JSON file in an archive; None if it is missing. Two files with one name are an error."""
     found = [member for member in content.getmembers() if member.name.removeprefix("./") == name]
     if not found:
         return None
     if len(found) > 1 or not found[0].isfile():
-        msg = f"{name} is there twice, or is not a file"
+        msg = f"{name} occurs twice, or is not a file"
         raise ValueError(msg)
     file = content.extractfile(found[0])
     return json.load(file) if file else None
@@ -252,35 +247,35 @@ def _as_image_error(folder: Path) -> Iterator[None]:
         raise ImageError(what, why=f"{error}.", remedy=_REMEDY) from error
 
 
-def look_up(registry: str) -> Callable[[str, Site], str | None]:
-    """A function that looks up a key in a registry and returns a name by digest; None if there is no answer.
+def look_up(registry: str) -> Callable[[str, BuildContext], str | None]:
+    """Return a function that looks up a key in a registry: it returns a name by digest, or None.
 
     Args:
-        registry: The part of its names above ours, such as ``ghcr.io/owner/repository``.
+        registry: The prefix of names there, such as ``ghcr.io/owner/repository``.
     """
 
-    def known(key: str, site: Site) -> str | None:
+    def known(key: str, context: BuildContext) -> str | None:
         with suppress(ImageError):
-            return _by_digest(_place(registry, key), site)
+            return _by_digest(_registry_name(registry, key), context)
         return None
 
     return known
 
 
 def by_push(registry: str) -> Put:
-    """A function that pushes an image to a registry."""
+    """Return a function that pushes an image to a registry."""
 
-    def put(image: PortableImage, built: BuiltImage, _shelf: Shelf, site: Site) -> PortableImage:
-        place = _place(registry, image.key)
-        name, _, tag = place.rpartition(":")
-        site.progress(f"pushing {place}")
-        with reported(f"The image {place} could not be pushed.", remedy=_LOGIN):
-            site.client.api.tag(built.id, name, tag)
-            for event in site.client.api.push(name, tag, stream=True, decode=True):
+    def put(image: PortableImage, built: BuiltImage, _store: ImageStore, context: BuildContext) -> PortableImage:
+        reference = _registry_name(registry, image.key)
+        name, _, tag = reference.rpartition(":")
+        what = f"The image {reference} could not be pushed."
+        context.progress(f"pushing {reference}")
+        with reported(what, remedy=_LOGIN):
+            context.client.api.tag(built.id, name, tag)
+            for event in context.client.api.push(name, tag, stream=True, decode=True):
                 if error := error_of(event):
-                    msg = f"The image {place} could not be pushed."
-                    raise ImageError(msg, why=f"{error}.", remedy=_LOGIN)
-        return replace(image, reference=_by_digest(place, site))
+                    raise ImageError(what, why=f"{error}.", remedy=_LOGIN)
+        return replace(image, reference=_by_digest(reference, context))
 
     return put
 
@@ -288,13 +283,13 @@ def by_push(registry: str) -> Put:
 _LOGIN = "Log in to the registry (docker login) with write access, then run again."
 
 
-def _place(registry: str, key: str) -> str:
-    """The name in a registry: only lower case, though the owner of a repository may have capitals."""
+def _registry_name(registry: str, key: str) -> str:
+    """The name in a registry, in lower case, since the owner of a repository may have capitals."""
     return f"{registry.rstrip('/')}/{key}".lower()
 
 
-def _by_digest(place: str, site: Site) -> str:
-    """The immutable name, by digest, of the image that a name means now."""
-    with reported(f"The registry could not be queried for {place}.", remedy=_LOGIN):
-        answer = site.client.api.inspect_distribution(place)  # type: ignore[no-untyped-call]
-    return f"{place.rpartition(':')[0]}@{answer['Descriptor']['digest']}"
+def _by_digest(reference: str, context: BuildContext) -> str:
+    """The immutable name, by digest, of the image that currently has a name."""
+    with reported(f"The registry could not be queried for {reference}.", remedy=_LOGIN):
+        found = context.client.api.inspect_distribution(reference)  # type: ignore[no-untyped-call]
+    return f"{reference.rpartition(':')[0]}@{found['Descriptor']['digest']}"

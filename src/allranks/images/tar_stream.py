@@ -1,4 +1,4 @@
-"""Tar archives that are made while they are sent: files of gigabytes need neither memory nor disk."""
+"""Streams tar archives, so that files of gigabytes need neither memory nor disk space."""
 
 import errno
 import tarfile
@@ -14,12 +14,12 @@ _PIECE: Final = 1 << 20
 
 
 def entry_of(info: tarfile.TarInfo, file: IO[bytes] | None = None) -> Iterator[bytes]:
-    """One entry, with as many bytes of the file as its header says.
+    """Yield an entry, with as many bytes of the file as its header announces.
 
-    Whoever sends it waits for the receiver: it ends as :func:`allranks.interruption.check` asks.
+    It calls :func:`allranks.interruption.check`, since the receiver may be slow.
 
     Raises:
-        OSError: The file cannot be read, or has fewer bytes.
+        OSError: The file cannot be read, or has become shorter.
     """
     yield info.tobuf(tarfile.PAX_FORMAT)
     left = info.size

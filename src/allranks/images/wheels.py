@@ -1,7 +1,7 @@
-"""The wheels of an image, resolved by the host's pip for the image's Python.
+"""Resolves the wheels of an image with the host's pip, for the image's Python.
 
-Containers need no way to a package index then, and the host's pip configuration (mirrors, certificates, links)
-counts. Only wheels are taken: a source distribution would be built for the host.
+Containers then need no access to a package index, and the host's pip configuration applies (mirrors, certificates,
+links). Only wheels are accepted, since a source distribution would be built for the host.
 """
 
 import email.parser
@@ -25,33 +25,32 @@ from allranks.images.daemon import Progress
 from allranks.images.host_pip import run_to_end
 from allranks.images.pip_settings import has_pip, python_that_builds
 from allranks.images.recipe import Recipe, digest
-from allranks.user_cache import cache_limit, made_cache_folder, make_room, use
+from allranks.user_cache import cache_limit, free_space, made_cache_folder, mark_used
 
 _OF_AN_EXTRA = re.compile(r"\bextra\s*==")
 
 
 def identity(wheel: Path) -> str:
-    """A wheel's name and a hash of its RECORD, which lists the hash of every file in it.
+    """A wheel's name and a hash of its RECORD, which lists the hashes of its files.
 
-    Two builds of one source give the same identity although the archive's time stamps differ, and a wheel of
-    three gigabytes is identified without being read.
+    It does not depend on the archive's time stamps, and does not require reading a wheel of three gigabytes.
     """
     record = "\n".join(sorted(_metadata(wheel, "RECORD").splitlines()))
     return f"{wheel.name}={hashlib.sha256(record.encode()).hexdigest()}"
 
 
 def requirements(wheel: Path) -> tuple[str, ...]:
-    """The requirements of a wheel without those of its extras."""
+    """The requirements of a wheel, without those of its extras."""
     message = email.parser.HeaderParser().parsestr(_metadata(wheel, "METADATA"))
     return tuple(text for text in message.get_all("Requires-Dist", []) if not _OF_AN_EXTRA.search(text))
 
 
 def is_pure(wheel: Path) -> bool:
-    """Whether a wheel is pure Python, and its installation only unpacks it into a folder on Python's path."""
+    """Whether a wheel is pure Python, so that it can be unpacked into a folder on Python's path."""
     with zipfile.ZipFile(wheel) as archive:
-        elsewhere = any(member.partition("/")[0].endswith(".data") for member in archive.namelist())
+        has_data_files = any(member.partition("/")[0].endswith(".data") for member in archive.namelist())
     message = email.parser.HeaderParser().parsestr(_metadata(wheel, "WHEEL"))
-    return message.get("Root-Is-Purelib", "").strip().lower() == "true" and not elsewhere
+    return message.get("Root-Is-Purelib", "").strip().lower() == "true" and not has_data_files
 
 
 def _metadata(wheel: Path, name: str) -> str:
@@ -67,19 +66,18 @@ def _is_metadata(member: str, name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PipRequest:
-    """One run of pip."""
+    """The parameters of a run of pip."""
 
-    arguments: Sequence[str]  # what follows ``pip`` on its command line
+    arguments: Sequence[str]  # the arguments after ``pip``
     what: str  # the error if it fails, as a sentence
-    remedy: str  # what to do then, as a sentence
+    remedy: str  # what to do if it fails, as a sentence
     folder: Path  # the folder that relative paths in requirements start from
-    environ: Mapping[str, str]  # the environment variables, with the host's configuration of pip
-    # Environment markers to resolve for; empty for the running interpreter's.
-    markers: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str]  # environment variables, including the host's configuration of pip
+    markers: Mapping[str, str] = field(default_factory=dict)  # environment markers, if not the interpreter's own
 
 
 def run_pip(request: PipRequest, progress: Progress) -> None:
-    """Run the host's pip; `progress` receives a line for each file that it fetches or builds."""
+    """Run the host's pip; `progress` receives a line for each file that it downloads or builds."""
     command = [*_pip_for(request.markers), *request.arguments]
     environ = {**request.environ, "PIP_NO_INPUT": "1"}
     if why := run_to_end(command, progress, environ=environ, folder=request.folder):
@@ -87,11 +85,11 @@ def run_pip(request: PipRequest, progress: Progress) -> None:
 
 
 def _pip_for(markers: Mapping[str, str]) -> list[str]:
-    """A command line of the host's pip that resolves for these environment markers.
+    """The command of the host's pip, patched to resolve for these environment markers.
 
-    pip takes tags from ``--platform`` and ``--abi``, but reads markers off the interpreter that runs it: on a newer
-    host, an image's "python_version < '3.12'" dependencies would be lost. The patch of pip's internals goes as soon as
-    https://github.com/pypa/pip/issues/11664 is closed (open in November 2026).
+    pip has options for tags (``--platform``, ``--abi``), but uses the markers of the interpreter that runs it: on a
+    newer host, an image's dependencies with "python_version < '3.12'" would be missing. The patch can be removed when
+    https://github.com/pypa/pip/issues/11664 is fixed (open in November 2026).
     """
     script = """
 import json, runpy, sys
@@ -119,17 +117,17 @@ def _python_with_pip() -> str:
 
 
 def without_configuration() -> dict[str, str]:
-    """Environment variables that keep pip from all sources but those on its command line."""
+    """Environment variables that restrict pip to the sources on its command line."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     return {**kept, "PIP_CONFIG_FILE": os.devnull}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ResolutionRequest:
     """The input of a resolution."""
 
     recipe: Recipe
-    further: tuple[str, ...]  # requirements of the user's project
+    project_needs: tuple[str, ...]  # requirements of the user's project
     python: ImagePython
     root: Path  # the folder that relative paths in requirements start from
 
@@ -139,45 +137,45 @@ class Wheelhouse:
     """Folders of wheels, in the order of their installation."""
 
     tools: Path  # the wheel of pip, which is not installed itself
-    torch: Path  # torch and all that it depends on
-    packages: Path  # everything else but the user's project
+    torch: Path  # torch and its dependencies
+    packages: Path  # all others, except the user's project
 
 
-def resolve(wanted: Wanted, progress: Progress) -> Wheelhouse:
-    """The wheels of a recipe, from the cache or from the host's package index.
+def resolve(request: ResolutionRequest, progress: Progress) -> Wheelhouse:
+    """Get the wheels of a recipe from the cache or the host's package index.
 
     All requirements are resolved together, so that no layer of the image replaces a package of another.
     """
-    folder = made_cache_folder("wheels") / _key(wanted)
+    folder = made_cache_folder("wheels") / _key(request)
     limit = cache_limit()
-    use(folder)
+    mark_used(folder)
     if not folder.is_dir():
-        progress(f"resolving the packages of image {wanted.recipe.name}")
+        progress(f"resolving the packages of image {request.recipe.name}")
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as scratch:
-            _fill(Path(scratch), wanted, progress)
+            _fill(Path(scratch), request, progress)
             _publish(Path(scratch), folder)
-        use(folder)
-        make_room(folder.parent, limit, progress)
+        mark_used(folder)
+        free_space(folder.parent, limit, progress)
     return Wheelhouse(tools=folder / "tools", torch=folder / "torch", packages=folder / "packages")
 
 
-def _key(wanted: Wanted) -> str:
-    return digest(wanted.recipe.wanted(wanted.further), as_json(wanted.python))[:16]
+def _key(request: ResolutionRequest) -> str:
+    return digest(request.recipe.key_parts(request.project_needs), as_json(request.python))[:16]
 
 
-def _fill(scratch: Path, wanted: Wanted, progress: Progress) -> None:
+def _fill(scratch: Path, request: ResolutionRequest, progress: Progress) -> None:
     for name in ("tools", "torch", "packages"):
         (scratch / name).mkdir()
-    file = scratch / "requirements.txt"  # in a folder that only this user can read: addresses may have passwords
-    file.write_text(wanted.recipe.requirements_file(wanted.further), encoding="utf-8")
-    run_pip(_download(wanted, scratch / "packages", ["--requirement", str(file)]), progress)
-    run_pip(_download(wanted, scratch / "tools", ["--no-deps", "pip"]), progress)
-    for name in _torch_wheels(wanted, scratch):
+    file = scratch / "requirements.txt"  # in a folder that only this user can read, since addresses may have passwords
+    file.write_text(request.recipe.requirements_file(request.project_needs), encoding="utf-8")
+    run_pip(_download(request, scratch / "packages", ["--requirement", str(file)]), progress)
+    run_pip(_download(request, scratch / "tools", ["--no-deps", "pip"]), progress)
+    for name in _torch_wheels(request, scratch):
         (scratch / "packages" / name).rename(scratch / "torch" / name)
 
 
 def _publish(scratch: Path, folder: Path) -> None:
-    """Rename a finished wheelhouse into place; another run that was faster wins."""
+    """Move a complete wheelhouse to its folder, unless another run was faster."""
     finished = scratch / "finished"
     finished.mkdir()
     for part in ("tools", "torch", "packages"):
@@ -191,35 +189,35 @@ def _publish(scratch: Path, folder: Path) -> None:
 
 
 def target_flags(python: ImagePython) -> list[str]:
-    """The options by which pip chooses wheels for another Python than its own."""
+    """The options of pip to select wheels for another Python."""
     major, minor = python.version
     platforms = [f"--platform={platform}" for platform in python.platforms]
     version = [f"--python-version={major}.{minor}", "--implementation=cp", f"--abi={python.abi}"]
     return ["--only-binary=:all:", *version, *platforms]
 
 
-def _download(wanted: Wanted, into: Path, requirements: Sequence[str]) -> PipRequest:
-    options = ["--progress-bar=off", f"--dest={into}", *target_flags(wanted.python)]
-    return _request(wanted, ["download", *options, *requirements], os.environ)
+def _download(request: ResolutionRequest, into: Path, requirements: Sequence[str]) -> PipRequest:
+    options = ["--progress-bar=off", f"--dest={into}", *target_flags(request.python)]
+    return _pip_request(request, ["download", *options, *requirements], os.environ)
 
 
-def _torch_wheels(wanted: Wanted, scratch: Path) -> list[str]:
-    """The names of torch's wheel and of the wheels that it depends on."""
+def _torch_wheels(request: ResolutionRequest, scratch: Path) -> list[str]:
+    """The file names of the wheels of torch and its dependencies."""
     report = scratch / "report.json"
     where = ["--no-index", f"--find-links={scratch / 'packages'}", f"--target={scratch / 'never'}"]
-    how = ["--dry-run", "--ignore-installed", f"--report={report}", *target_flags(wanted.python)]
-    install = ["install", *how, *where, f"torch=={wanted.recipe.torch}"]
-    run_pip(_request(wanted, install, without_configuration()), lambda _: None)
+    how = ["--dry-run", "--ignore-installed", f"--report={report}", *target_flags(request.python)]
+    install = ["install", *how, *where, f"torch=={request.recipe.torch}"]
+    run_pip(_pip_request(request, install, without_configuration()), lambda _: None)
     entries = json.loads(report.read_text(encoding="utf-8"))["install"]
     return [Path(unquote(urlsplit(entry["download_info"]["url"]).path)).name for entry in entries]
 
 
-def _request(wanted: Wanted, command: Sequence[str], environ: Mapping[str, str]) -> PipRequest:
+def _pip_request(request: ResolutionRequest, command: Sequence[str], environ: Mapping[str, str]) -> PipRequest:
     return PipRequest(
         arguments=command,
-        what=f"The packages of image {wanted.recipe.name} could not be resolved.",
-        remedy=wanted.recipe.remedy,
-        folder=wanted.root,
+        what=f"The packages of image {request.recipe.name} could not be resolved.",
+        remedy=request.recipe.remedy,
+        folder=request.root,
         environ=environ,
-        markers=wanted.python.markers,
+        markers=request.python.markers,
     )

@@ -1,1 +1,1 @@
-"""From a matrix file to cells and jobs. Noxfiles import it: standard library and packaging."""
+"""Turns a matrix file into cells and jobs. Noxfiles import it, so it only needs the standard library and packaging."""

@@ -8,10 +8,10 @@ from packaging.version import Version
 from allranks.errors import did_you_mean, shown
 
 AXES = ("backend", "world_size", "gpu_count", "init_method", "nodes", "torch")
-"""The axes in their fixed order: the order of a cell's id and of a session's signature."""
+"""The axes in the order of cell ids and session signatures."""
 
 ALWAYS_NAMED = AXES[:4]
-"""The axes in every signature; the others appear only if some cell needs them."""
+"""The axes in every signature; the others are included only if a cell needs them."""
 
 NO_TORCH = ""
 """The only value of ``torch`` in a matrix without that axis."""
@@ -28,22 +28,28 @@ type_of_axis: Mapping[str, type] = {
 }
 
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
-"""The process-group backends that torch registers by itself (``torch.distributed.Backend``)."""
+"""The process-group backends that torch registers itself (``torch.distributed.Backend``)."""
 
 INIT_METHODS = ("env", "tcp", "file")
 
 SMALLEST: Mapping[str, int] = {"world_size": 1, "gpu_count": 0, "nodes": 1}
 
 LARGEST = 10_000
-"""More ranks, GPUs or nodes than any test has: a larger number is a typing error."""
+"""More ranks, GPUs or nodes than any test has; a larger number is a typo."""
 
 
-def refused_backend(
-    name: str, custom: Collection[str], own: str = "A backend of your own goes into matrix.custom_backends."
+def backend_problem(
+    name: str, custom: Collection[str], own: str = "Add your own backend to matrix.custom_backends."
 ) -> tuple[str, str] | None:
-    """What is wrong with the name of a backend, and what to do about it; None if it is torch's or a custom one.
+    """Check the name of a backend.
 
-    ``own`` is the sentence that says how to use a backend that is not torch's.
+    Args:
+        name: The name.
+        custom: The names of the user's backends.
+        own: A sentence on how to use a backend that is not torch's.
+
+    Returns:
+        What is wrong and what to do; None for a valid name.
     """
     known = (*BACKENDS, *custom)
     if name in known:
@@ -52,22 +58,22 @@ def refused_backend(
 
 
 def written_type(axis: str) -> type:
-    """The type of an axis value in files and on command lines."""
+    """The type of an axis's values in files and on command lines."""
     return int if type_of_axis[axis] is int else str
 
 
 def comparable(axis: str, value: AxisValue) -> AxisValue | Version:
-    """The value as conditions compare it: ``2.9.1`` is before ``2.14``, and ``2.14`` equals ``2.14.0``."""
+    """Convert a value for comparisons: ``2.9.1`` is before ``2.14``, and ``2.14`` equals ``2.14.0``."""
     return _version(str(value)) if type_of_axis[axis] is Version else value
 
 
-@lru_cache  # the same few versions are compared at every cell
+@lru_cache  # the same few versions are compared for every cell
 def _version(text: str) -> Version:
-    return Version(text or "0.dev0")  # NO_TORCH is before all others
+    return Version(text or "0.dev0")  # NO_TORCH is the smallest
 
 
 def is_version(text: str) -> bool:
-    """True for one exact version, as torch writes its own: ``2.14.1``, ``2.15.0.dev20261101+cu130``."""
+    """Whether a text is an exact version in torch's format: ``2.14.1``, ``2.15.0.dev20261101+cu130``."""
     try:
         version = Version(text)
     except ValueError:  # not a version, or a number with more digits than Python parses

@@ -1,4 +1,4 @@
-"""``[images.NAME]``: the image that each cell runs in."""
+"""Finds the image of each cell (``[images.NAME]``)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -6,13 +6,14 @@ from dataclasses import replace
 from allranks.errors import MatrixError
 from allranks.matrix.axes import comparable
 from allranks.matrix.model import Cell, Image, Matrix
-from allranks.matrix.toml_file import place
+from allranks.matrix.toml_file import location
 
 
 def image_for(matrix: Matrix, cell: Cell) -> Image:
-    """The one image of a cell; an image without its own torch has a variant, with its own name, for each version.
+    """The image of a cell.
 
-    In a file without any, it has no name: its cells run only in the interpreter of processes.
+    An image without a torch version has a variant, with its own name, for each version on the axis. Without images, the
+    result has no name: cells can only run in the interpreter of the process engine.
     """
     if not matrix.images:
         return Image(name="", torch=cell.torch or None)
@@ -26,7 +27,7 @@ def image_for(matrix: Matrix, cell: Cell) -> Image:
 
 
 def check_images(matrix: Matrix, cells: Iterable[Cell]) -> None:
-    """Refuses a matrix in which a cell does not have exactly one image."""
+    """Check that each cell has exactly one image."""
     for cell in cells:
         image_for(matrix, cell)
 
@@ -37,9 +38,9 @@ def _with_torch(image: Image, matrix: Matrix, cell: Cell) -> Image:
     if image.torch is None:
         return replace(image, name=f"{image.name}-t{cell.torch}", torch=cell.torch)
     if comparable("torch", image.torch) != comparable("torch", cell.torch):
-        where = place(matrix.path, image.line, f"images.{image.name}")
+        where = location(matrix.path, image.line, f"images.{image.name}")
         what = f"{where}: the cell {cell.id} would run in an image with torch {image.torch}."
-        remedy = f"""Drop torch to have an image for each version, or add when = "torch == '{image.torch}'"."""
+        remedy = f"""Remove torch to get an image for each version, or add when = "torch == '{image.torch}'"."""
         raise MatrixError(what, remedy=remedy)
     return image
 
@@ -47,13 +48,14 @@ def _with_torch(image: Image, matrix: Matrix, cell: Cell) -> Image:
 def _image_error(matrix: Matrix, cell: Cell, images: Sequence[Image]) -> MatrixError:
     candidates = images or list(matrix.images.values())
     rules = "; ".join(map(_described, candidates))
-    where = place(matrix.path, candidates[-1].line, "images")
+    where = location(matrix.path, candidates[-1].line, "images")
     if images:
         what = f"{where}: the cell {cell.id} has {len(images)} images."
-        return MatrixError(what, why=f"All of these hold: {rules}.", remedy="Make their conditions exclude each other.")
-    remedy = "Add an image whose condition holds there, or widen one of these."
+        remedy = "Make their conditions exclude each other."
+        return MatrixError(what, why=f"All of these match: {rules}.", remedy=remedy)
+    remedy = "Add an image whose condition matches the cell, or change one of these."
     return MatrixError(
-        f"{where}: the cell {cell.id} has no image.", why=f"None of these holds: {rules}.", remedy=remedy
+        f"{where}: the cell {cell.id} has no image.", why=f"None of these matches: {rules}.", remedy=remedy
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads matrix.toml, or ``[tool.allranks]`` of pyproject.toml, into a checked :class:`Matrix`."""
+"""Reads and checks matrix.toml, or ``[tool.allranks]`` of pyproject.toml."""
 
 import os
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from allranks.matrix.axes import (
     NO_TORCH,
     SMALLEST,
     AxisValue,
+    backend_problem,
     comparable,
-    refused_backend,
 )
 from allranks.matrix.cell_images import check_images
 from allranks.matrix.expand import Expansion, expand
@@ -30,11 +30,11 @@ from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, read
 FILE_NAME = "matrix.toml"
 
 TEST_LIMIT_VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
-"""The time limit of a test in seconds if the matrix sets none: the variable of torch's own harness."""
+"""The default time limit of a test in seconds; torch's own test harness uses the same variable."""
 
 
 def load(start: Path) -> Expansion:
-    """Reads, checks and expands a matrix file, or that of a folder."""
+    """Read, check and expand a matrix file, or the one in a folder."""
     matrix = _matrix(read(_locate(start.absolute())))
     expansion = expand(matrix)
     check_images(matrix, expansion.cells)
@@ -46,7 +46,7 @@ def _locate(start: Path) -> Path:
     if not start.is_dir():
         if not start.is_file():
             what = f"There is no {start}."
-            raise MatrixError(what, remedy=f"Name a {FILE_NAME} or its folder; `allranks init` writes one.")
+            raise MatrixError(what, remedy=f"Give a {FILE_NAME} or its folder; `allranks init` writes one.")
         return start
     if (found := _in_folder(start)) is not None:
         return found
@@ -57,7 +57,7 @@ def find_matrix(folder: Path) -> Path:
     """The matrix file of a folder, or of its nearest parent that has one."""
     found = next(filter(None, map(_in_folder, (folder, *folder.parents))), None)
     if found is None:
-        raise _no_matrix(folder, " The parents of this folder have none either.")
+        raise _no_matrix(folder, " The parent folders have none either.")
     return found
 
 
@@ -65,7 +65,7 @@ def _in_folder(folder: Path) -> Path | None:
     own, shared = folder / FILE_NAME, folder / PYPROJECT
     if own.is_dir():
         msg = f"{own} is a folder."
-        raise MatrixError(msg, remedy="Rename it, and write the file: allranks init.")
+        raise MatrixError(msg, remedy="Rename it, then run: allranks init")
     if own.is_file():
         return own
     return shared if shared.is_file() and read(shared).values else None
@@ -73,15 +73,15 @@ def _in_folder(folder: Path) -> Path | None:
 
 def _no_matrix(folder: Path, parents: str = "") -> MatrixError:
     why = f"Looked for {folder / FILE_NAME}, and for [tool.allranks] in {folder / PYPROJECT}.{parents}"
-    return MatrixError("There is no matrix file.", why=why, remedy="Write one for this repository: allranks init.")
+    return MatrixError("There is no matrix file.", why=why, remedy="Create one for this repository: allranks init")
 
 
 def _matrix(file: Table) -> Matrix:
     plugins = plugin_tables(file.values)
     values = read_keys(file, Matrix, plugins)
     if "images" not in values and values.get("process", Process()).python is None:
-        remedy = 'Add [images.NAME] with torch = "2.13.0", or [process] with python = "python3", which has torch.'
-        file.refuse("", "nothing says what cells run in", remedy)
+        remedy = 'Add [images.NAME] with torch = "2.13.0", or [process] with python = "python3" that has torch.'
+        file.reject("", "there is neither an image nor an interpreter", remedy)
     declared: Axes = values.pop("axes")
     axes = {axis: getattr(declared, axis) for axis in AXES}
     table = file.below("matrix")
@@ -100,19 +100,19 @@ def _matrix(file: Table) -> Matrix:
     )
     for name, image in images.items():
         _check_image(file.below("images").below(name), image, has_torch=has_torch)
-    runners = tuple(checked_runner(file.below("runners", place), rule) for place, rule in enumerate(matrix.runners))
+    runners = tuple(checked_runner(file.below("runners", index), rule) for index, rule in enumerate(matrix.runners))
     warnings = _check_conditions(file, axes, (*BACKENDS, *declared.custom_backends))
     return replace(matrix, images=images, runners=runners, warnings=warnings)
 
 
 def _check_backends(table: Table, axes: Axes) -> None:
     for backend in axes.backend:
-        if refused := refused_backend(backend, axes.custom_backends):
-            table.refuse("backend", *refused)
+        if problem := backend_problem(backend, axes.custom_backends):
+            table.reject("backend", *problem)
 
 
 def declared_backends(folder: Path) -> tuple[str, ...]:
-    """The custom backends in the matrix file of a folder, or of its nearest parent that has one; none without it."""
+    """The custom backends of the matrix file in a folder or its nearest parent; none without such a file."""
     found = next(filter(None, map(_in_folder, (folder, *folder.parents))), None)
     if found is None or "custom_backends" not in (table := read(found).below("matrix")).values:
         return ()
@@ -124,32 +124,32 @@ def declared_backends(folder: Path) -> tuple[str, ...]:
 def _check_conditions(
     file: Table, axes: Mapping[str, tuple[AxisValue, ...]], backends: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Refuses conditions with values that no axis could have; those that an axis does not have now are warnings.
+    """Reject conditions with impossible values, and return warnings for possible values that are not on their axes.
 
-    Rules stay valid while an axis is cut short. The condition of a suite must name values on the axes: nobody would
-    miss a suite that runs nowhere because of a typing error.
+    Rules thus stay valid when values are removed from an axis. The condition of a suite must have values on the axes,
+    since a suite that runs nowhere because of a typo would not be noticed.
     """
     names = {"backend": backends, "init_method": INIT_METHODS}
     warnings = []
     for table, condition in file.conditions:
         if "torch" in condition.names and axes["torch"] == (NO_TORCH,):
             remedy = 'Add torch = ["2.13.0", "2.14.1"] to [matrix].'
-            table.refuse("when", "the condition names torch, which is not an axis of this matrix", remedy)
+            table.reject("when", "the condition uses torch, which is not an axis of this matrix", remedy)
         for axis, literal in condition.literals:
             if comparable(axis, literal) in {comparable(axis, value) for value in axes[axis]}:
                 continue
-            what = f"the condition asks for {shown(literal)}, which is not on the axis {axis} ({listed(axes[axis])})"
+            what = f"the condition has {shown(literal)}, which is not on the axis {axis} ({listed(axes[axis])})"
             possible = literal >= SMALLEST[axis] if isinstance(literal, int) else literal in names.get(axis, (literal,))
             if table.key[0] == "suites" or not possible:
-                table.refuse("when", what, did_you_mean(literal, axes[axis]))
-            warnings.append(f"{table.place('when')}: {what}")
+                table.reject("when", what, did_you_mean(literal, axes[axis]))
+            warnings.append(f"{table.location('when')}: {what}")
     return tuple(warnings)
 
 
 def _suite(table: Table, suite: Suite) -> Suite:
     if suite.launches_ranks and suite.process_group:
-        what = "a test that launches ranks itself runs in one process, which is no rank and has no process group"
-        table.refuse("process_group", what, "Remove it, or launches_ranks.")
+        what = "tests that launch ranks themselves run in a process without a process group"
+        table.reject("process_group", what, "Remove it, or remove launches_ranks.")
     own = own_path(table, suite)
     if own is not None:
         return replace(suite, paths=(own,), home=own_folder())
@@ -160,40 +160,40 @@ def _suite(table: Table, suite: Suite) -> Suite:
 def _check_image(table: Table, image: Image, *, has_torch: bool) -> None:
     others = [name for name in table.values if name not in ("when", "image")]
     if image.image is not None and others:
-        remedy = f"Remove image to have one built, or remove {listed(others)}."
-        table.refuse(others[0], "a finished image is used as it is, and nothing is built into it", remedy)
+        remedy = f"Remove image to build one, or remove {listed(others)}."
+        table.reject(others[0], "a finished image is used as it is, and nothing can be added to it", remedy)
     if not has_torch and not {"image", "torch", "base"} & table.values.keys():
-        remedy = 'Add torch = "2.13.0", or image = "name@sha256:…" for a finished one, or a base that has torch.'
-        table.refuse("", "the torch version of the image is unknown", remedy)
+        remedy = 'Add torch = "2.13.0", or image = "name@sha256:…" for a finished image, or a base that has torch.'
+        table.reject("", "the torch version of the image is unknown", remedy)
     if "mode" in table.values and image.project is None:
-        remedy = 'Name the folder of your project (project = "."), or remove mode.'
-        table.refuse("mode", "there is no project for it", remedy)
+        remedy = 'Set project to the folder of your project (project = "."), or remove mode.'
+        table.reject("mode", "mode applies to a project, and there is none", remedy)
     for text in image.packages:
         if "/" in text or text.startswith(("-", ".")):
-            continue  # an address, a path or an option, which pip takes as well
+            continue  # an address, a path or an option, which pip accepts, too
         try:
             Requirement(text)
         except InvalidRequirement as error:
             what = f"{shown(text)} is not a requirement ({str(error).partition(chr(10))[0]})"
-            table.refuse("packages", what, 'Write packages = ["numpy>=2", "expecttest"].')
+            table.reject("packages", what, 'An example is packages = ["numpy>=2", "expecttest"].')
 
 
 def _limits(table: Table, given: Limits, environ: Mapping[str, str]) -> Limits:
     default = Limits() if "test" in table.values else _default_limits(environ.get(TEST_LIMIT_VARIABLE, ""))
     settings = {name: setting for name, setting in default.settings.items() if name not in table.values}
     limits = replace(default, settings=settings, **{name: getattr(given, name) for name in table.values})
-    # A limit could never be reached if an outer one ends first.
+    # An inner limit could never be reached otherwise.
     for inner, outer in (("process_group", "test"), ("test", "job")):
-        inside, around = getattr(limits, inner), getattr(limits, outer)
-        if inside >= around:
-            what = f"{inner} ({inside:g} s) is not below {outer} ({around:g} s)"
-            remedy = f"The limits nest, process_group < test < job: set {inner} below {outer}, or raise {outer}."
-            table.refuse(outer if outer in table.values else inner, what, remedy)
+        inner_seconds, outer_seconds = getattr(limits, inner), getattr(limits, outer)
+        if inner_seconds >= outer_seconds:
+            what = f"{inner} ({inner_seconds:g} s) is not below {outer} ({outer_seconds:g} s)"
+            remedy = f"process_group < test < job must hold: set {inner} below {outer}, or raise {outer}."
+            table.reject(outer if outer in table.values else inner, what, remedy)
     return limits
 
 
 def _default_limits(test: str) -> Limits:
-    """The default limits; if the environment sets the test limit, those around it are adjusted to fit."""
+    """The default limits; if the environment sets the test limit, the others are adjusted to it."""
     if not test:
         return Limits()
     try:

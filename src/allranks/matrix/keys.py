@@ -1,6 +1,6 @@
-"""How keys of the matrix file are declared: each once, as a field of a dataclass that is its table.
+"""Declares the keys of the matrix file: a table is a dataclass, and a key is a field of it.
 
-The reader, with its errors, the JSON schema and the reference (docs/matrix-keys.md) are made of these declarations.
+The parser with its errors, the JSON schema and the reference (docs/matrix-keys.md) use these declarations.
 """
 
 import json
@@ -23,10 +23,10 @@ NOT_BLANK: Final = r"\S"
 
 
 def toml(value: object) -> str:
-    """A value as TOML on one line."""
+    """Format a value as TOML on one line."""
     match value:
         case Mapping():
-            return "{ " + ", ".join(f"{name} = {toml(each)}" for name, each in value.items()) + " }"
+            return "{ " + ", ".join(f"{name} = {toml(item)}" for name, item in value.items()) + " }"
         case list() | tuple():
             return f"[{', '.join(map(toml, value))}]"
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
@@ -40,11 +40,11 @@ def _assignment(name: str, example: object) -> str:
 class Kind:
     """The type of a key's values."""
 
-    words: str  # for the reference
+    words: str  # its name in the reference
     schema: Mapping[str, Any]  # its JSON schema
-    read: Callable[["At", Any], Any]  # makes the field's value of the file's, or refuses that
-    identity: Callable[[Any], object] = lambda value: value  # what two values of a list must not share
-    sample: Callable[[str, object], str] = _assignment  # a key with its example, as in the file
+    read: Callable[["At", Any], Any]  # converts a value of the file to that of the field, or rejects it
+    identity: Callable[[Any], object] = lambda value: value  # must differ between the values of a list
+    sample: Callable[[str, object], str] = _assignment  # formats a key with an example, as in the file
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Key:
     meaning: str  # one sentence
     example: Any = None
     default: Any = None
-    unset: str = ""  # what applies without the key, in words, where the default does not say so
+    unset: str = ""  # what applies without the key, if the default does not show it
     is_required: bool = False
 
     @property
@@ -66,14 +66,14 @@ class Key:
 
 
 def key(kind: Kind, meaning: str, *, name: str = "", default: object = MISSING, **more: object) -> Any:  # noqa: ANN401
-    """A field of a dataclass that is a key of the matrix file.
+    """Declare a field of a dataclass as a key of the matrix file.
 
     Args:
         kind: The type of its values.
         meaning: One sentence for the reference and for editors.
-        name: The name in the file, if it is not that of the field.
-        default: The value of the field without the key, which is required if there is none.
-        more: Other fields of :class:`Key`: ``example``, as TOML has it, ``unset``, and ``is_required``.
+        name: The name in the file, if it differs from that of the field.
+        default: The value of the field without the key. Without a default, the key is required.
+        more: Other fields of :class:`Key`: ``example``, ``unset`` and ``is_required``.
     """
     metadata = {"is_required": default is MISSING, **more, "name": name, "kind": kind, "meaning": meaning}
     return (
@@ -82,74 +82,78 @@ def key(kind: Kind, meaning: str, *, name: str = "", default: object = MISSING, 
 
 
 def keys_of(table: type) -> dict[str, Key]:
-    """The keys of a table by the names of their fields, in their order."""
+    """The keys of a table, by the names of their fields."""
     return {
-        each.name: Key(**{**each.metadata, "name": each.metadata["name"] or each.name, "default": each.default})
-        for each in fields(table)
-        if "kind" in each.metadata
+        item.name: Key(**{**item.metadata, "name": item.metadata["name"] or item.name, "default": item.default})
+        for item in fields(table)
+        if "kind" in item.metadata
     }
 
 
 def read_table(table: Table, declaration: type[T]) -> T:
-    """A table of the file as its dataclass; fields ``name`` and ``line`` that are no keys say where it is."""
-    place = {"name": table.key[-1] if table.key else "", "line": table.line}
-    plain = {each.name for each in fields(cast("Any", declaration)) if not each.metadata}
+    """Read a table as its dataclass; fields ``name`` and ``line`` that are not keys get its name and line."""
+    location = {"name": table.key[-1] if table.key else "", "line": table.line}
+    plain_fields = {item.name for item in fields(cast("Any", declaration)) if not item.metadata}
     return declaration(
-        **read_keys(table, declaration), **{name: value for name, value in place.items() if name in plain}
+        **read_keys(table, declaration), **{name: value for name, value in location.items() if name in plain_fields}
     )
 
 
 def read_keys(table: Table, declaration: type, others: Collection[str] = ()) -> dict[str, Any]:
-    """The values of the keys that a table has, by the names of their fields.
+    """Read the keys of a table, by the names of their fields.
 
-    ``RETIRED`` of the declaration has what to do instead of former keys; ``others`` are keys that are not read here.
+    Args:
+        table: The table.
+        declaration: Its dataclass, whose ``RETIRED`` has the remedies for former keys.
+        others: Keys that are not read here.
     """
     keys = keys_of(declaration)
-    names = [*(each.name for each in keys.values()), *others]
+    names = [*(key.name for key in keys.values()), *others]
     for name in table.values:
         if name not in names:
             retired: Mapping[str, str] = getattr(declaration, "RETIRED", {})
-            table.refuse(name, "there is no such key", retired.get(name) or did_you_mean(name, names))
+            table.reject(name, "there is no such key", retired.get(name) or did_you_mean(name, names))
     values = {}
-    for name, each in keys.items():
-        if each.name in table.values:
-            values[name] = each.kind.read(At(table, each), table.values[each.name])
-        elif each.is_required:
-            table.refuse("", f"the key {each.name} is missing", f"Add, for example:  {each.sample}")
+    for name, declared in keys.items():
+        if declared.name in table.values:
+            values[name] = declared.kind.read(At(table, declared), table.values[declared.name])
+        elif declared.is_required:
+            table.reject("", f"the key {declared.name} is missing", f"Add, for example:  {declared.sample}")
     return values
 
 
 def table_schema(declaration: type) -> dict[str, Any]:
     """The JSON schema of a table."""
     properties, required = {}, []
-    for each in keys_of(declaration).values():
-        has_default = each.default not in (MISSING, None, "", ()) and not each.unset
-        default = {"default": json.loads(toml(each.default))} if has_default and each.example is not None else {}
-        properties[each.name] = {"description": each.meaning, **default, **each.kind.schema}
-        required += [each.name] if each.is_required else []
+    for declared in keys_of(declaration).values():
+        has_default = declared.default not in (MISSING, None, "", ()) and not declared.unset
+        is_value = has_default and declared.example is not None
+        default = {"default": json.loads(toml(declared.default))} if is_value else {}
+        properties[declared.name] = {"description": declared.meaning, **default, **declared.kind.schema}
+        required += [declared.name] if declared.is_required else []
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     return {**schema, "required": required} if required else schema
 
 
 @dataclass(frozen=True)
 class At:
-    """The place of a value."""
+    """The location of a value."""
 
     table: Table
     key: Key
 
-    def refuse(self, what: str, remedy: str = "") -> NoReturn:
-        """Raise an error about the value; its remedy is the example if there is no better one."""
-        self.table.refuse(self.key.name, what, remedy or f"Write it as:  {self.key.sample}")
+    def reject(self, what: str, remedy: str = "") -> NoReturn:
+        """Raise an error about the value; the default remedy is the key's example."""
+        self.table.reject(self.key.name, what, remedy or f"Write it as:  {self.key.sample}")
 
-    def check(self, value: object, types: type | tuple[type, ...], wanted: str) -> None:
-        """Refuse a value of another type."""
+    def check(self, value: object, types: type | tuple[type, ...], description: str) -> None:
+        """Reject a value of another type."""
         if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
-            self.refuse(f"{shown(value)} is not {wanted}")
+            self.reject(f"{shown(value)} is not {description}")
 
 
-def _fits(pattern: str, text: str) -> bool:
-    """True if a text has a pattern of JSON Schema, whose ``$`` is the end alone and not before a line break there."""
+def _matches(pattern: str, text: str) -> bool:
+    """Match a text as JSON Schema does, where ``$`` does not match before a line break at the end."""
     return re.search(pattern, text) is not None and not (pattern.endswith("$") and text.endswith("\n"))
 
 
@@ -157,20 +161,20 @@ def text(pattern: str = NOT_BLANK, problem: str = "", remedy: str = "", suggeste
     """A string.
 
     Args:
-        pattern: A regular expression that it has, of Python and of JSON Schema.
-        problem: The end of the message for a string without it.
-        remedy: What to do then.
-        suggested: Values that editors offer, and that a misspelt one may have meant.
+        pattern: A regular expression, valid in Python and JSON Schema.
+        problem: The end of the error message for a string that does not match.
+        remedy: The remedy for such a string.
+        suggested: Values for completion in editors, and for "did you mean".
     """
 
     def read(at: At, value: str) -> str:
         if not pattern and isinstance(value, int | float):
-            at.refuse(f"{shown(value)} is not a string", f'Write it in quotes:  "{shown(value)}"')
+            at.reject(f"{shown(value)} is not a string", f'Write it in quotes:  "{shown(value)}"')
         at.check(value, str, "a string")
         if "\0" in value or (pattern and not value.strip()):
-            at.refuse("is blank or holds a NUL", f"Write {at.key.sample}, or leave it out.")
-        if not _fits(pattern, value):
-            at.refuse(f"{shown(value)} {problem}", did_you_mean(value, suggested) if suggested else remedy)
+            at.reject("is blank or contains a NUL", f"Write {at.key.sample}, or leave it out.")
+        if not _matches(pattern, value):
+            at.reject(f"{shown(value)} {problem}", did_you_mean(value, suggested) if suggested else remedy)
         return value
 
     schema = {"type": "string", "pattern": pattern}
@@ -182,7 +186,7 @@ def version() -> Kind:
 
     def read(at: At, value: str) -> str:
         if not isinstance(value, str) or not is_version(value):
-            at.refuse(f"{shown(value)} is not one exact version in quotes")
+            at.reject(f"{shown(value)} is not one exact version in quotes")
         return value
 
     number = r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?"
@@ -195,9 +199,9 @@ def whole(least: int, most: int = LARGEST_NUMBER) -> Kind:
     def read(at: At, value: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             remedy = f"Write a whole number of at least {least}, without quotes."
-            at.refuse(f"{shown(value)} is not a whole number", remedy)
+            at.reject(f"{shown(value)} is not a whole number", remedy)
         if not least <= value <= most:
-            at.refuse(f"{shown(value)} is out of range", f"Write a whole number from {least} to {most}.")
+            at.reject(f"{shown(value)} is out of range", f"Write a whole number from {least} to {most}.")
         return value
 
     words = f"whole number from {least}" + (f" to {most}" if most != LARGEST_NUMBER else "")
@@ -210,7 +214,7 @@ def seconds() -> Kind:
     def read(at: At, value: float) -> float:
         at.check(value, (int, float), "a number of seconds")
         if not 0 < value <= LARGEST_NUMBER:
-            at.refuse(f"{shown(value)} is not a valid time", "Write a number of seconds above 0.")
+            at.reject(f"{shown(value)} is not a valid time", "Write a number of seconds above 0.")
         return float(value)
 
     return Kind("seconds", {"type": "number", "exclusiveMinimum": 0, "maximum": LARGEST_NUMBER}, read)
@@ -232,24 +236,24 @@ def choice(*values: str) -> Kind:
     def read(at: At, value: str) -> str:
         at.check(value, str, "a string")
         if value not in values:
-            at.refuse(f"{shown(value)} is none of {listed(values)}", did_you_mean(value, values))
+            at.reject(f"{shown(value)} is none of {listed(values)}", did_you_mean(value, values))
         return value
 
     return Kind(" or ".join(f"`{toml(value)}`" for value in values), {"enum": [*values]}, read)
 
 
 def relative_path(*, must_exist: bool = True, is_inside: bool = False) -> Kind:
-    """A path relative to the matrix file, so that it is the same on every machine."""
+    """A path relative to the matrix file, so that it is valid on every machine."""
 
     def read(at: At, value: str) -> Path:
         path, root = Path(text().read(at, value)), at.table.path.parent
         if PurePosixPath(value).is_absolute():
-            at.refuse(f"{shown(value)} is an absolute path", f"Write it relative to the matrix file, in {root}.")
+            at.reject(f"{shown(value)} is an absolute path", f"Write it relative to the matrix file, in {root}.")
         if is_inside and ".." in path.parts:
-            remedy = "Only what is below the matrix file's folder is copied into a job: move it there."
-            at.refuse(f"{shown(value)} leads out of the repository", remedy)
+            remedy = "Only files below the matrix file's folder are copied into a job: move it there."
+            at.reject(f"{shown(value)} leads out of the repository", remedy)
         if must_exist and not exists(root / path):
-            at.refuse(f"there is no {shown(value)}", f"Create it, or write a path relative to {root}.")
+            at.reject(f"there is no {shown(value)}", f"Create it, or write a path relative to {root}.")
         return path
 
     return Kind("path", text().schema, read)
@@ -262,61 +266,70 @@ def condition() -> Kind:
         try:
             found = parse_condition(text().read(at, value))
         except ConditionError as error:
-            at.refuse(f"the condition {error.what}", error.remedy)
+            at.reject(f"the condition {error.what}", error.remedy)
         at.table.conditions.append((at.table, found))
         return found
 
     return Kind("condition", {"type": "string", "pattern": NOT_BLANK, "maxLength": LONGEST_CONDITION}, read)
 
 
-def many(each: Kind, least: int = 0, *, is_unique: bool = False, or_one: bool = False) -> Kind:
-    """A list of at least so many values, read as a tuple; with ``or_one``, one value stands for a list of one."""
+def many(kind: Kind, least: int = 0, *, is_unique: bool = False, or_one: bool = False) -> Kind:
+    """A list of at least `least` values, read as a tuple; with `or_one`, a single value is a list of one."""
 
     def read(at: At, value: object) -> tuple[Any, ...]:
         values = [value] if or_one and not isinstance(value, list) else value
         at.check(values, list, f"a {words}")
         values = cast("list[Any]", values)
         if len(values) < least:
-            at.refuse("the list is empty")
-        found = tuple(each.read(at, one) for one in values)
-        same = [each.identity(one) for one in found]
-        if is_unique and (twice := [one for one, own in zip(found, same, strict=True) if same.count(own) > 1]):
-            at.refuse(f"{shown(twice[-1])} is there twice", "Write each value once.")
+            at.reject("the list is empty")
+        found = tuple(kind.read(at, item) for item in values)
+        identities = [kind.identity(item) for item in found]
+        if is_unique:
+            repeated = [item for item in found if identities.count(kind.identity(item)) > 1]
+            if repeated:
+                at.reject(f"{shown(repeated[-1])} occurs twice", "Write each value once.")
         return found
 
-    several = {"type": "array", "items": each.schema, "minItems": least, "uniqueItems": is_unique}
-    words = f"list of {each.words}{'s' if each.words.isalpha() else ''}"
+    several = {"type": "array", "items": kind.schema, "minItems": least, "uniqueItems": is_unique}
+    words = f"list of {kind.words}{'s' if kind.words.isalpha() else ''}"
     return Kind(
-        f"{each.words}, or a list" if or_one else words, {"anyOf": [each.schema, several]} if or_one else several, read
+        f"{kind.words}, or a list" if or_one else words, {"anyOf": [kind.schema, several]} if or_one else several, read
     )
 
 
-def by_name(each: Kind, names: str = NOT_BLANK, remedy: str = "", least: int = 0) -> Kind:
-    """A table of at least so many names of the user's own; they have a pattern, and `remedy` says how to write them."""
+def by_name(kind: Kind, pattern: str = NOT_BLANK, remedy: str = "", least: int = 0) -> Kind:
+    """A table whose keys are names that the user chooses.
+
+    Args:
+        kind: The type of its values.
+        pattern: A regular expression for the names.
+        remedy: The remedy for a name that does not match.
+        least: The minimum number of names.
+    """
 
     def read(at: At, _value: object) -> dict[str, Any]:
         group = at.table.below(at.key.name)
         for name in group.values:
-            if not _fits(names, name):
-                group.refuse(name, "cannot be a name here", remedy)
+            if not _matches(pattern, name):
+                group.reject(name, "is not a valid name here", remedy)
         if len(group.values) < least:
-            at.refuse("the table is empty", f"Add, for example:  {at.key.sample}")
+            at.reject("the table is empty", f"Add, for example:  {at.key.sample}")
         example = next(iter(at.key.example.values())) if at.key.example else ""
-        return {name: each.read(At(group, Key(name, each, "", example)), value) for name, value in group.values.items()}
+        return {name: kind.read(At(group, Key(name, kind, "", example)), value) for name, value in group.values.items()}
 
-    schema = {"type": "object", "propertyNames": {"pattern": names}, "additionalProperties": each.schema}
-    is_table = each.sample is not _assignment
-    sample = (lambda name, example: each.sample(f"{name}.NAME", example)) if is_table else _assignment
-    return Kind(f"{each.words} by name", {**schema, "minProperties": least}, read, sample=sample)
+    schema = {"type": "object", "propertyNames": {"pattern": pattern}, "additionalProperties": kind.schema}
+    is_table = kind.sample is not _assignment
+    sample = (lambda name, example: kind.sample(f"{name}.NAME", example)) if is_table else _assignment
+    return Kind(f"{kind.words} by name", {**schema, "minProperties": least}, read, sample=sample)
 
 
 def one(declaration: type) -> Kind:
-    """A table with keys of its own."""
+    """A table with declared keys."""
 
     def sample(name: str, _example: object) -> str:
         keys = list(keys_of(declaration).values())
-        needed = [each for each in keys if each.is_required] or keys[:1]
-        return "  ".join([f"[{name}]", *(each.sample for each in needed)])
+        examples = [key for key in keys if key.is_required] or keys[:1]
+        return "  ".join([f"[{name}]", *(key.sample for key in examples)])
 
     def read(at: At, _value: object) -> object:
         return read_table(at.table.below(at.key.name), declaration)
@@ -329,10 +342,10 @@ def several(declaration: type) -> Kind:
     single = one(declaration)
 
     def read(at: At, value: object) -> tuple[object, ...]:
-        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             remedy = f"Write it as:  [[{dotted((*at.table.key, at.key.name))}]]"
-            at.refuse(f"{shown(value)} is not an array of tables", remedy)
-        return tuple(read_table(at.table.below(at.key.name, place), declaration) for place in range(len(value)))
+            at.reject(f"{shown(value)} is not an array of tables", remedy)
+        return tuple(read_table(at.table.below(at.key.name, index), declaration) for index in range(len(value)))
 
     def sample(name: str, example: object) -> str:
         head, _, rest = single.sample(name, example).partition("]")

@@ -1,7 +1,6 @@
-"""The matrix file as frozen values, and the declaration of its keys; plug-ins declare theirs.
+"""The data classes of the matrix file, which declare its keys; plug-ins declare their own.
 
-Nothing here reads a file or decides anything: `declaration` creates these values, `expand` and `jobs` turn them into
-cells and jobs.
+`declaration` creates them from a file, and `expand` and `jobs` turn them into cells and jobs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,24 +33,24 @@ ProjectMode = Literal["install", "copy"]
 SeccompName = Literal["allranks", "default"]
 
 DURATIONS_FILE = Path(".allranks-durations.json")
-"""The file of test durations, for even shards, beside the matrix file."""
+"""The file of test durations next to the matrix file, which is used to balance shards."""
 
 MOST_SHARDS = 1000
-"""More is a typing error: such jobs would take longer to plan than to run."""
+"""A larger number is a typo: such jobs would take longer to plan than to run."""
 
 SMALLEST_MEMORY = 256
-"""MiB: an agent that has imported torch needs more than this by itself."""
+"""In MiB; an agent with torch needs more than this."""
 
 SET_BY_ALLRANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Set for each rank by allranks; a rule that sets one of them would break every rendezvous."""
+"""Variables that allranks sets for each rank; a rule that sets one of them would break every rendezvous."""
 
 _BACKEND = "^[a-z][a-z0-9_]{0,62}$"
 _NAMES = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
-_NAME_REMEDY = "A name has up to 63 letters, digits, '_', '-' and '.', and begins with a letter or digit."
+_NAME_REMEDY = "A name has up to 63 letters, digits, '_', '-' and '.', and starts with a letter or digit."
 
 
-def _axis(each: Kind) -> Kind:
-    return many(each, least=1, is_unique=True, or_one=True)
+def _axis(kind: Kind) -> Kind:
+    return many(kind, least=1, is_unique=True, or_one=True)
 
 
 def _when(example: str, unset: str = "every cell") -> Any:  # noqa: ANN401 - a field
@@ -63,41 +62,41 @@ def _when(example: str, unset: str = "every cell") -> Any:  # noqa: ANN401 - a f
 class Cell:
     """One point of the matrix."""
 
-    backend: str  # name of the process-group backend, as torch spells it (``gloo``, ``nccl``)
-    world_size: int  # number of ranks, over all nodes
-    gpu_count: int  # number of GPUs, over all nodes
+    backend: str  # name of the process-group backend in torch (``gloo``, ``nccl``)
+    world_size: int  # number of ranks on all nodes
+    gpu_count: int  # number of GPUs on all nodes
     init_method: str  # rendezvous: ``env``, ``tcp`` or ``file``
-    nodes: int = 1  # number of nodes (containers) the ranks are spread over
+    nodes: int = 1  # number of nodes (containers)
     torch: str = NO_TORCH  # exact torch version; empty if it is not an axis of the matrix
 
     @classmethod
     def at(cls, values: Iterable[Any]) -> "Cell":
-        """The cell with these values, which are in axis order."""
+        """The cell with these values in axis order."""
         return cls(**dict(zip(AXES, values, strict=True)))
 
     @property
     def id(self) -> str:
-        """A slug in axis order, legal in file and artifact names: ``nccl-w4-g4-env``, ``gloo-w2-g0-env-n2-t2.14.1``."""
+        """A slug in axis order, valid in file and artifact names: ``nccl-w4-g4-env``, ``gloo-w2-g0-env-n2-t2.14.1``."""
         slug = f"{self.backend}-w{self.world_size}-g{self.gpu_count}-{self.init_method}"
         nodes = "" if self.nodes == 1 else f"-n{self.nodes}"
         return f"{slug}{nodes}-t{self.torch}" if self.torch else f"{slug}{nodes}"
 
     def axes(self) -> dict[str, AxisValue]:
-        """The value on each axis, in axis order."""
+        """The values in axis order."""
         return {name: getattr(self, name) for name in AXES}
 
     def matches(self, when: Condition | None) -> bool:
-        """True if a condition holds for this cell, or there is none."""
+        """Whether a condition holds for this cell, or there is none."""
         return when is None or when.holds(vars(self))
 
-    def told_axes(self) -> dict[str, AxisValue]:
-        """The axes for reports and people: without ``torch`` if the matrix does not have that axis."""
+    def visible_axes(self) -> dict[str, AxisValue]:
+        """The values for reports and tables: without ``torch`` if it is not an axis of the matrix."""
         return {name: value for name, value in self.axes().items() if name != "torch" or value}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One ``[[matrix.exclude]]``: its condition and its reason, which is shown to the user."""
+    """One ``[[matrix.exclude]]``."""
 
     when: Condition = key(
         condition(),
@@ -118,48 +117,48 @@ class Axes:
         example=["gloo", "nccl"],
     )
     world_size: tuple[int, ...] = key(
-        _axis(whole(SMALLEST["world_size"], LARGEST)), "Numbers of ranks, over all nodes.", example=[2, 4]
+        _axis(whole(SMALLEST["world_size"], LARGEST)), "Numbers of ranks on all nodes.", example=[2, 4]
     )
     gpu_count: tuple[int, ...] = key(
         _axis(whole(SMALLEST["gpu_count"], LARGEST)),
-        "Numbers of GPUs, over all nodes.",
+        "Numbers of GPUs on all nodes.",
         default=(0,),
         example=[0, 2, 4],
     )
     init_method: tuple[str, ...] = key(
-        _axis(choice(*INIT_METHODS)), "How ranks meet.", default=("env",), example=["env", "tcp"]
+        _axis(choice(*INIT_METHODS)), "Rendezvous methods.", default=("env",), example=["env", "tcp"]
     )
     nodes: tuple[int, ...] = key(
         _axis(whole(SMALLEST["nodes"], LARGEST)),
-        "Numbers of nodes that the ranks are spread over.",
+        "Numbers of nodes.",
         default=(1,),
         example=[1, 2],
     )
     torch: tuple[str, ...] = key(
         _axis(version()),
-        "Versions of torch to test with; an image without its own `torch` is built once for each.",
+        "Versions of torch; an image without its own `torch` is built for each of them.",
         default=(NO_TORCH,),
         example=["2.13.0", "2.14.1"],
-        unset="each image has its own",
+        unset="that of each image",
     )
     custom_backends: tuple[str, ...] = key(
         many(
             text(
                 _BACKEND,
-                "cannot be the name of a backend",
-                "torch lower-cases backend names: write a small letter, then small letters, digits and '_'.",
+                "is not a valid name of a backend",
+                "A name starts with a lower-case letter, and has lower-case letters, digits and '_'.",
             )
         ),
-        "Names of backends that torch does not have, so that they can be on the axis.",
+        "Names of other backends than torch's, for the axis `backend`.",
         default=(),
         example=["mine"],
     )
     excludes: tuple[Rule, ...] = key(
-        several(Rule), "Rules that drop combinations; the first that holds counts.", default=(), name="exclude"
+        several(Rule), "Rules that drop combinations; the first that matches applies.", default=(), name="exclude"
     )
 
     RETIRED: ClassVar[Mapping[str, str]] = {
-        "include": "Add its values to the axes, and drop what you do not want by [[matrix.exclude]]."
+        "include": "Add its values to the axes, and drop unneeded combinations with [[matrix.exclude]]."
     }
 
 
@@ -168,81 +167,78 @@ class Suite:
     """``[suites.NAME]``: folders and files of tests."""
 
     name: str
-    # Relative to the matrix file's folder, or to ``home``; none is in another. Patterns, until the file is read.
+    # Relative to the matrix file's folder or `home`, without paths below others. In the file, they are patterns.
     paths: tuple[Path, ...] = key(
         many(relative_path(must_exist=False, is_inside=True), least=1, or_one=True),
-        "Files and folders of tests, or patterns with `*`, `?` and `**`; or `allranks:NAME`, a suite of allranks.",
+        "Files and folders of tests, as paths or patterns (`*`, `?`, `**`); or `allranks:NAME`, a suite of allranks.",
         example="tests/distributed",
         name="path",
     )
-    # Files and folders below these paths whose tests are not the suite's.
     ignored: tuple[Path, ...] = key(
         many(relative_path(must_exist=False, is_inside=True)),
-        "Files and folders below `path` to leave out, with the same patterns.",
+        "Files and folders below `path` to leave out, as paths or patterns.",
         default=(),
         example=["tests/distributed/slow"],
         name="exclude",
     )
     isolation: Isolation = key(
         choice(*get_args(Isolation)),
-        "How long the ranks live if all goes well: for a test, a file or the whole job.",
+        "How long the same ranks run while tests pass: for a test, a file or the whole job.",
         default="file",
         example="job",
     )
-    # True or False if every or no test gets the default process group; None to decide by the test.
     process_group: bool | None = key(
         flag(),
-        "Whether every test gets the default process group, or none.",
+        "Whether all tests get the default process group, or none.",
         default=None,
         example=False,
-        unset="every test but a plain unittest case",
+        unset="all tests except plain unittest cases",
     )
     launches_ranks: bool = key(
         flag(),
-        "Whether the tests start ranks themselves: one process, which is no rank, runs each.",
+        "Whether the tests start ranks themselves, so that each test runs in a single process.",
         default=False,
         example=True,
     )
     unchecked_children: UncheckedChildren = key(
         choice(*get_args(UncheckedChildren)),
-        "What it is if a process that a test started fails, and the test passes; a crash is always an error.",
+        "How to report that a process that a test started failed, but the test passed; a crash is always an error.",
         default="notice",
         example="error",
     )
     ignored_notices: tuple[NoticeKind, ...] = key(
         many(choice(*get_args(NoticeKind)), is_unique=True),
-        "Kinds of notices to leave out of the terminal and of all reports; report.md explains them.",
+        "Kinds of notices to leave out of the terminal and all reports; report.md explains them.",
         default=(),
         example=["state"],
     )
     start_children: ChildStart = key(
         choice(*get_args(ChildStart)),
-        "How processes start by `spawn` or `forkserver`: each imports all, or forks what has imported the packages.",
+        "How `spawn` and `forkserver` start processes: with all imports, or forked from a process with the packages.",
         default="cold",
         example="warm",
     )
     when: Condition | None = _when("world_size > 1")
     files: tuple[Path, ...] = key(
         many(relative_path(is_inside=True)),
-        "Other files and folders that the tests need in a container.",
+        "Additional files and folders that the tests need in a container.",
         default=(),
         example=["tests/data"],
     )
     pytest_args: tuple[str, ...] = key(many(text()), "Arguments for pytest.", default=(), example=["-x"])
     shards: int = key(
-        whole(1, MOST_SHARDS), "The number of jobs that share the tests in each cell.", default=1, example=4
+        whole(1, MOST_SHARDS), "The number of jobs to split the tests of each cell into.", default=1, example=4
     )
-    default: bool = key(flag(), "False for a suite that runs only if `--suite` names it.", default=True, example=False)
-    overlap: int = key(whole(1), "The number of launcher tests that may run at a time.", default=1, example=4)
-    # By name, patterns of launcher tests that never overlap one another.
+    default: bool = key(flag(), "False for a suite that only runs with `--suite`.", default=True, example=False)
+    overlap: int = key(whole(1), "The number of launcher tests that may run concurrently.", default=1, example=4)
     test_groups: Mapping[str, tuple[str, ...]] = key(
         by_name(many(text())),
-        "Launcher tests that never overlap one another: FILE, FOLDER or FILE::CLASS, with patterns.",
+        "Launcher tests that never run concurrently, by group: FILE, FOLDER or FILE::CLASS, with patterns.",
         default={},
         example={"port-29500": ["tests/test_rpc.py"]},
     )
-    home: Path | None = None  # the folder of a suite that travels with allranks; None for one of the repository
-    python_path: tuple[Path, ...] = ()  # folders that the job has on Python's path beside those of its environment
+    home: Path | None = None  # the folder of a suite of allranks; None for a suite of the repository
+    python_path: tuple[Path, ...] = ()  # folders to add to Python's path in the job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,82 +249,84 @@ class Shard:
     count: int
 
     def of(self, suite: str) -> str:
-        """``<suite name>@2of4``, valid as a folder name; no suite has such a name, since none has an ``@``."""
+        """``<suite name>@2of4``, which is a valid folder name; names of suites have no ``@``."""
         return f"{suite}@{self.number}of{self.count}"
 
 
-_IMAGE = text(r"^\S+$", "cannot be the name of an image")
+_IMAGE = text(r"^\S+$", "is not a valid name of an image")
 
 _DEBIAN_PACKAGE = text(
     "^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?$",  # Debian Policy, 5.6.1
-    "cannot be the name of a Debian package",
-    'Write apt = ["libnuma1"], or with a version "libnuma1=2.0.16-1"; pip\'s packages go into packages.',
+    "is not a valid name of a Debian package",
+    'Write apt = ["libnuma1"], or with a version "libnuma1=2.0.16-1"; Python packages belong in packages.',
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """``[images.NAME]``: the image that the cells under ``when`` run in."""
+    """``[images.NAME]``."""
 
     name: str
     torch: str | None = key(
-        version(), "The version of torch.", default=None, example="2.13.0", unset="that of the cell, if it is an axis"
+        version(),
+        "The version of torch.",
+        default=None,
+        example="2.13.0",
+        unset="that of the cell, if torch is an axis",
     )
     when: Condition | None = _when("gpu_count == 0")
     image: str | None = key(
         _IMAGE,
-        "A finished image, used as it is: it stands alone, or beside `when`.",
+        "A finished image to use as it is; only `when` may be set as well.",
         default=None,
         example="registry.example.com/torch@sha256:…",
-        unset="one is built from the other keys",
+        unset="an image is built from the other keys",
     )
     base: str = key(
-        _IMAGE, "The image that the build begins with.", default="python:3.11-slim-bookworm", example="python:3.12-slim"
+        _IMAGE, "The base image of the build.", default="python:3.11-slim-bookworm", example="python:3.12-slim"
     )
     packages: tuple[str, ...] = key(
-        many(text()), "Requirements of the tests, as pip takes them.", default=(), example=["numpy>=2", "expecttest"]
+        many(text()), "Requirements of the tests, for pip.", default=(), example=["numpy>=2", "expecttest"]
     )
     requirements: Path | None = key(
         relative_path(), "A requirements file.", default=None, example="requirements.txt", unset="none"
     )
-    # Built into a wheel and installed last.
     project: Path | None = key(
         relative_path(),
-        "The folder of your own code, from which a wheel is built.",
+        "The folder of your own code, which is built as a wheel.",
         default=None,
         example=".",
         unset="none",
     )
     mode: ProjectMode = key(
         choice("install", "copy"),
-        "Whether the project is installed into the image, or copied with each job.",
+        "Whether the project is installed in the image, or copied into each job.",
         default="install",
         example="copy",
     )
     index: str = key(
         text(),
-        "The address of a package index, the only one unless there is an `extra_index`.",
+        "The address of the package index.",
         default="",
         example="https://download.pytorch.org/whl/cpu",
-        unset="those of the host's pip",
+        unset="configuration of the host's pip",
     )
     extra_index: tuple[str, ...] = key(
         many(text()),
-        "Addresses of package indexes beside `index`, or beside those of the host's pip.",
+        "Addresses of additional package indexes.",
         default=(),
         example=["https://packages.example.com/simple"],
     )
     apt: tuple[str, ...] = key(
         many(_DEBIAN_PACKAGE), "Debian packages, with or without =version.", default=(), example=["libnuma1"]
     )
-    # The paths of all suites, relative to the matrix file; a change of tests alone builds no wheel.
-    tests: tuple[Path, ...] = ()
-    line: int = 1  # the line of the matrix file that declares it
+    tests: tuple[Path, ...] = ()  # the paths of all suites, so that changes of tests do not rebuild the wheel
+    line: int = 1  # its line in the matrix file
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvRule:
-    """One ``[[env]]``: variables that the cells under ``when`` get."""
+    """One ``[[env]]``."""
 
     set: Mapping[str, str] = key(
         by_name(
@@ -344,26 +342,25 @@ class EnvRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """``[policy]``: how rank outcomes are interpreted."""
+    """``[policy]``."""
 
-    # None if the file does not set it, so that the sandcastle variables decide when results are merged.
+    # None if the file does not set it: then PyTorch's sandcastle variables decide when results are merged.
     skip: SkipPolicy | None = key(
         choice("skip", "pass"),
-        "What a skip because of missing hardware counts as.",
+        "How to count a skip because of missing hardware.",
         default=None,
         example="pass",
         unset='`"skip"`',
     )
     mixed_skip: tuple[str, ...] = key(
         many(text()),
-        "Tests, as patterns, that some ranks may skip while others run them.",
+        "Patterns of tests that some ranks may skip while others run them.",
         default=(),
         example=["*::test_uneven*"],
     )
-    # A check that was asked for and whose file is absent would never fail: it must exist.
-    baseline: Path | None = key(
+    baseline: Path | None = key(  # it must exist: without the file, the check would never fail
         relative_path(),
-        "A file with the numbers of executed tests of a good run; `allranks report` makes it (`--update-baseline`).",
+        "A file with the numbers of executed tests of a passed run, created by `allranks report --update-baseline`.",
         default=None,
         example=".allranks-baseline.json",
         unset="none",
@@ -372,32 +369,34 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """``[limits]``: time limits in seconds, each inside the next, and the memory of one job."""
+    """``[limits]``: time limits in seconds, and memory."""
 
     process_group: float = key(
-        seconds(), "For an operation of the process group; below `test`.", default=60.0, example=30
+        seconds(), "Time for an operation of the process group; less than `test`.", default=60.0, example=30
     )
     # From the release of a test to the last rank's report.
     test: float = key(
         seconds(),
-        "For a test, over all ranks; below `job`.",
+        "Time for a test on all ranks; less than `job`.",
         default=120.0,
         example=300,
-        unset="120, or `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT` of the environment",
+        unset="120, or the environment variable `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`",
     )
-    # From a job's turn to its agent's end; the agent's work ahead of its turn does not count.
-    job: float = key(seconds(), "For a suite in a cell.", default=1800.0, example=3600)
-    build: float = key(seconds(), "For an image, or a Python environment, to be made.", default=3600.0, example=7200)
+    # From the start of the tests to the end of the agent, without earlier work of the agent.
+    job: float = key(seconds(), "Time for a suite in a cell.", default=1800.0, example=3600)
+    build: float = key(seconds(), "Time to build an image or a Python environment.", default=3600.0, example=7200)
     peer_grace: float = key(
-        seconds(), "For the peers of the first bad rank to end by themselves.", default=3.0, example=10
+        seconds(), "Time for the peers of the first failed rank to end by themselves.", default=3.0, example=10
     )
     assembly: float = key(
         seconds(),
-        "For the agents of a cell's nodes to meet, and the same again to collect.",
+        "Time for the agents of a cell's nodes to connect, and then to collect tests.",
         default=120.0,
         example=300,
     )
-    silence: float = key(seconds(), "Without a sign of life, after which a node is lost.", default=20.0, example=60)
+    silence: float = key(
+        seconds(), "Time without a message from a node until it counts as lost.", default=20.0, example=60
+    )
     memory_mib: int | None = key(
         whole(SMALLEST_MEMORY),
         "Memory of a job in MiB.",
@@ -407,34 +406,33 @@ class Limits:
     )
     disk_mib: int = key(
         whole(1),
-        "MiB that the tests of a job may write, if the engine can limit that; it counts as memory.",
+        "MiB that the tests of a job may write, if the engine can limit that; they count as memory.",
         default=1024,
         example=4096,
     )
-    # What sets a time limit, by its name, where that is not ``[limits]``: an option or a variable.
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)  # the option or variable that set a limit, by its name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """``[process]``: settings of the process engine."""
+    """``[process]``."""
 
     python: str | None = key(
         text(),
-        "An interpreter that has torch and what the tests need.",
+        "An interpreter that has torch and the packages of the tests.",
         default=None,
         example="python3",
-        unset="allranks makes an environment",
+        unset="allranks creates an environment",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Docker:
-    """``[docker]``: settings of the docker engine."""
+    """``[docker]``."""
 
     seccomp: SeccompName = key(
         choice("allranks", "default"),
-        "The filter for system calls of a job: allranks' own list, or the daemon's default.",
+        "The seccomp profile of a job: that of allranks, or the daemon's default.",
         default="allranks",
         example="default",
     )
@@ -443,8 +441,8 @@ class Docker:
 _LABEL = replace(
     text(
         r"^[^,\s]([^,\n]{0,254}[^,\s])?$",
-        "cannot be a label",
-        "Write it as in the settings of your runners: one line of up to 256 characters, no comma.",
+        "is not a valid label",
+        "Write it as in the settings of your runners: one line of up to 256 characters, without commas.",
     ),
     identity=str.lower,
 )
@@ -452,104 +450,100 @@ _LABEL = replace(
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerRule:
-    """One ``[[runners]]``: the CI machines that run the cells under ``when``."""
+    """One ``[[runners]]``."""
 
     labels: tuple[str, ...] = key(
         many(_LABEL, least=1, is_unique=True),
-        "Labels that a machine must have, all of them.",
+        "Labels that a machine must have.",
         example=["self-hosted", "linux", "gpu-4"],
     )
-    when: Condition | None = _when("gpu_count > 0", "every cell that no earlier rule takes")
+    when: Condition | None = _when("gpu_count > 0", "every cell that matches no earlier rule")
     gpus: int = key(whole(0), "GPUs of such a machine.", default=0, example=4)
     cores: int | None = key(
         whole(1),
         "CPU cores of such a machine.",
         default=None,
         example=16,
-        unset="4; with GPUs 4 for each on GitHub's machines, and 8 on yours",
+        unset="4; with GPUs, 4 per GPU on GitHub's machines and 8 on yours",
     )
-    # True if GitHub owns it, standard or larger: a job has six hours.
     hosted: bool = key(
         flag(),
-        "Whether GitHub owns the machine, so that a job has six hours.",
+        "Whether GitHub owns the machine, so that a job may take six hours.",
         default=False,
         example=True,
-        unset="true for labels like `ubuntu-24.04`, without `self-hosted` beside them",
+        unset="true for labels like `ubuntu-24.04` without `self-hosted`",
     )
     engine: str | None = key(
         text(),
-        "The engine that runs jobs there, if neither the command line nor `ALLRANKS_ENGINE` chooses.",
+        "The engine, unless the command line or `ALLRANKS_ENGINE` selects one.",
         default=None,
         example="process",
         unset='`"docker"`',
     )
-    line: int = 0  # the line of the matrix file that declares it; 0 for the rule that applies if the file has none
+    line: int = 0  # its line in the matrix file; 0 for the default rule
 
     RETIRED: ClassVar[Mapping[str, str]] = {
-        "group": "Name the runners by labels: each runner of a group has some.",
-        "minutes": "Remove it: a job has 360 minutes on GitHub's machines and 7200 on yours; limits.job is the limit.",
+        "group": "Select the runners of the group by their labels.",
+        "minutes": "Remove it: a job has 360 minutes on GitHub's machines and 7200 on yours. Use limits.job.",
     }
 
     @property
     def runs_on(self) -> str:
-        """The labels, as text: ``self-hosted, gpu-4``."""
+        """The labels in messages: ``self-hosted, gpu-4``."""
         return ", ".join(self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """One matrix file, checked."""
+    """A checked matrix file."""
 
     path: Path
     # The values on each axis, in the order of :data:`AXES`.
     axes: Mapping[str, tuple[AxisValue, ...]] = key(
-        one(Axes), "The axes: each combination of their values is a cell, unless an exclude drops it.", name="matrix"
+        one(Axes), "The axes: each combination of their values is a cell, unless a rule excludes it.", name="matrix"
     )
     suites: Mapping[str, Suite] = key(
         by_name(one(Suite), _NAMES, _NAME_REMEDY, least=1),
-        "Suites of tests, by name; each runs in every cell, unless its `when` does not hold there.",
+        "Suites of tests, by name; each runs in every cell that matches its `when`.",
         default={},
         is_required=True,
     )
     images: Mapping[str, Image] = key(
         by_name(one(Image), _NAMES, _NAME_REMEDY, least=1),
-        "What cells run in, by name; each cell needs exactly one, or the file has none and names `process.python`.",
+        "Images, by name; exactly one must match each cell. Without images, `process.python` is required.",
         default={},
     )
     env: tuple[EnvRule, ...] = key(
-        several(EnvRule), "Environment variables of cells; of two rules for one variable the later wins.", default=()
+        several(EnvRule), "Environment variables of cells; later rules override earlier ones.", default=()
     )
-    policy: Policy = key(one(Policy), "How outcomes of ranks are read.", default=Policy())
+    policy: Policy = key(one(Policy), "How to interpret the outcomes of ranks.", default=Policy())
     limits: Limits = key(
-        one(Limits), "Times in seconds, `process_group` < `test` < `job`, and memory.", default=Limits()
+        one(Limits), "Time limits in seconds, `process_group` < `test` < `job`, and memory.", default=Limits()
     )
     process: Process = key(one(Process), "The engine that runs jobs as processes of this host.", default=Process())
     docker: Docker = key(one(Docker), "The engine that runs jobs in containers.", default=Docker())
-    # Which CI machines run which cells; of two rules for one cell the earlier wins.
     runners: tuple[RunnerRule, ...] = key(
-        several(RunnerRule), "Which CI machines take which cells; the first rule that holds counts.", default=()
+        several(RunnerRule), "CI machines for cells; the first rule that matches a cell applies.", default=()
     )
     excludes: tuple[Rule, ...] = ()
-    # The tables of plug-ins that the file has, by name, as the dataclasses that declare them.
-    tables: Mapping[str, Any] = field(default_factory=dict)
-    # Images that another machine has built, by the name of the image they replace; not from the file.
-    finished: Mapping[str, str] = field(default_factory=dict)
-    line: int = 1  # the line on which ``[matrix]`` begins
-    warnings: tuple[str, ...] = ()  # what is likely a mistake, and no error
+    tables: Mapping[str, Any] = field(default_factory=dict)  # the tables of plug-ins, by name, as their dataclasses
+    finished: Mapping[str, str] = field(default_factory=dict)  # references of images from another machine, by name
+    line: int = 1  # the line of ``[matrix]``
+    warnings: tuple[str, ...] = ()
 
     RETIRED: ClassVar[Mapping[str, str]] = {
-        "durations": f"Durations are kept in {DURATIONS_FILE} beside this file. "
-        "`plan` and `report` take another one with --durations.",
-        "engines": "An engine of another package declares a table of its own: [NAME].",
+        "durations": f"Durations are stored in {DURATIONS_FILE} next to this file. "
+        "To use another file, run `plan` and `report` with --durations.",
+        "engines": "An engine of another package declares its own table, [NAME].",
     }
 
     @property
     def root(self) -> Path:
-        """The folder that every path in the file is relative to."""
+        """The folder that all paths in the file are relative to."""
         return self.path.parent
 
     def environment_of(self, cell: Cell) -> dict[str, str]:
-        """The variables that the file sets for a cell; of two rules for one variable the later wins."""
+        """The environment variables that the file sets for a cell."""
         environment: dict[str, str] = {}
         for rule in self.env:
             if cell.matches(rule.when):
@@ -559,7 +553,7 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One suite in one cell, or one shard of it, with everything that the matrix declares for it."""
+    """One suite, or one shard of it, in one cell."""
 
     cell: Cell
     suite: Suite

@@ -1,7 +1,7 @@
-"""Picks cells: by values of axes, as ``--where`` and nox's signatures give them, and by a cell's id or its beginning.
+"""Selects cells by values of axes (``--where``, nox's signatures), or by a cell's id or a prefix of it.
 
-A selection that matches no cell is an error with its reason: for an unknown axis or value, the one that may have
-been meant; for an excluded cell, the rule that dropped it.
+A selection that matches no cell is an error: for an unknown axis or value, with a suggestion; for an excluded cell,
+with the rule that dropped it.
 """
 
 import re
@@ -12,7 +12,7 @@ from allranks.errors import UsageError, did_you_mean, listed, nearest
 from allranks.matrix.axes import ALWAYS_NAMED, AXES, NO_TORCH, AxisValue, written_type
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Cell, Rule
-from allranks.matrix.toml_file import place
+from allranks.matrix.toml_file import location
 
 SESSION = "dist"
 """The name of the nox session whose parameters are a cell's axes."""
@@ -22,10 +22,10 @@ _ID = re.compile(
     r"(-n(?P<nodes>\d{1,10}))?(-t(?P<torch>\d[A-Za-z0-9.+]*))?)?)?)?",
     re.ASCII,
 )
-"""An id, or the beginning of some."""
+"""An id or a prefix."""
 
-Wanted = Mapping[str, tuple[AxisValue, ...]]
-"""The requested values, by axis; an absent axis may have any."""
+Selection = Mapping[str, tuple[AxisValue, ...]]
+"""The selected values of each axis; axes without an entry are not restricted."""
 
 LIST_CELLS = "`allranks plan` lists the cells."
 FORMS = f"Write backend=gloo,world_size=2, or {SESSION}(backend='gloo', world_size=2)."
@@ -33,7 +33,7 @@ FORMS = f"Write backend=gloo,world_size=2, or {SESSION}(backend='gloo', world_si
 
 @dataclass(frozen=True)
 class Prefix:
-    """The cells that agree on the first few axes."""
+    """The cells that have the same values on the first few axes."""
 
     signature: str  # as nox would write it: ``dist(backend='gloo', world_size=2)``
     values: Mapping[str, AxisValue]
@@ -41,28 +41,28 @@ class Prefix:
 
 
 def select(expansion: Expansion, *texts: str) -> tuple[Cell, ...]:
-    """The cells that have the values in all of these texts; an axis that is given twice may have either value.
+    """The cells that match all of these texts. If an axis is given several times, each of its values matches.
 
     Args:
         expansion: The expanded matrix.
         texts: Values of axes (``backend=nccl,world_size=2|4``), the signature of a nox session
-            (``dist(backend='nccl', world_size=4)``), or a cell's id or its beginning (``nccl-w4``), which is that of
-            cells on one node unless it has a number of nodes.
+            (``dist(backend='nccl', world_size=4)``), or a cell's id or a prefix (``nccl-w4``). An id without a number
+            of nodes is that of a cell on one node.
     """
-    wanted: dict[str, tuple[AxisValue, ...]] = {}
+    selection: dict[str, tuple[AxisValue, ...]] = {}
     for text in texts:
         for axis, value in _values(expansion, text.strip()):
-            wanted[axis] = (*wanted.get(axis, ()), value)
-    for axis, values in wanted.items():
+            selection[axis] = (*selection.get(axis, ()), value)
+    for axis, values in selection.items():
         _check_values(expansion, axis, values)
-    cells = tuple(cell for cell in expansion.cells if _fits(cell, wanted))
+    cells = tuple(cell for cell in expansion.cells if _matches(cell, selection))
     if not cells:
-        raise _none_left(expansion, wanted)
+        raise _no_match(expansion, selection)
     return cells
 
 
 def _values(expansion: Expansion, text: str) -> Iterable[tuple[str, AxisValue]]:
-    """Each axis with a value that a text gives it."""
+    """The axes and values in a text."""
     if text.startswith(f"{SESSION}(") and text.endswith(")"):
         text = text[len(SESSION) + 1 : -1].strip()
         return _terms(text) if text else ()
@@ -85,14 +85,14 @@ def _values(expansion: Expansion, text: str) -> Iterable[tuple[str, AxisValue]]:
 
 
 def _terms(text: str) -> Iterator[tuple[str, AxisValue]]:
-    """Each value of ``axis=value,axis=value|value``."""
+    """Parse ``axis=value,axis=value|value``."""
     for term in text.split(","):
         axis, _, values = term.partition("=")
         yield from (_value(term, axis.strip(), value.strip()) for value in values.split("|"))
 
 
 def _value(term: str, axis: str, value: str) -> tuple[str, AxisValue]:
-    """An axis with one value, with or without quotes."""
+    """Parse the value of an axis, with or without quotes."""
     value = value[1:-1] if re.fullmatch(r"'[^']*'|\"[^\"]*\"", value) else value
     if not axis.isidentifier() or not value:
         raise UsageError(what=f"The selection cannot be read at {term.strip()!r}.", remedy=FORMS)
@@ -106,7 +106,7 @@ def _value(term: str, axis: str, value: str) -> tuple[str, AxisValue]:
 
 
 def signature_axes(cells: Iterable[Cell]) -> tuple[str, ...]:
-    """The axes in the signatures of these cells: ``nodes`` and ``torch`` only if one of them needs it."""
+    """The axes in the signatures of these cells; ``nodes`` and ``torch`` only if a cell needs them."""
     cells = tuple(cells)
     nodes = ("nodes",) if any(cell.nodes != 1 for cell in cells) else ()
     torch = ("torch",) if any(cell.torch for cell in cells) else ()
@@ -114,7 +114,7 @@ def signature_axes(cells: Iterable[Cell]) -> tuple[str, ...]:
 
 
 def signature(cell: Cell, axes: Sequence[str] = ALWAYS_NAMED) -> str:
-    """A cell as nox writes it: ``dist(backend='gloo', world_size=2, gpu_count=0, init_method='tcp')``."""
+    """A cell as a nox session: ``dist(backend='gloo', world_size=2, gpu_count=0, init_method='tcp')``."""
     return _written({axis: getattr(cell, axis) for axis in axes})
 
 
@@ -129,8 +129,8 @@ def _prefixes(cells: Iterable[Cell], axes: Sequence[str]) -> Iterable[Prefix]:
     for cell in cells:
         groups.setdefault(tuple(getattr(cell, axis) for axis in axes), []).append(cell)
     for values, members in groups.items():
-        agreed = dict(zip(axes, values, strict=True))
-        yield Prefix(_written(agreed), agreed, tuple(members))
+        common = dict(zip(axes, values, strict=True))
+        yield Prefix(_written(common), common, tuple(members))
 
 
 def _written(values: Mapping[str, AxisValue]) -> str:
@@ -140,35 +140,35 @@ def _written(values: Mapping[str, AxisValue]) -> str:
 def _check_values(expansion: Expansion, axis: str, values: Iterable[AxisValue]) -> None:
     known = expansion.matrix.axes[axis]
     if known == (NO_TORCH,):
-        remedy = f'Drop it, or add {axis} = ["2.13.0", "2.14.1"] to [matrix].'
+        remedy = f'Remove it, or add {axis} = ["2.13.0", "2.14.1"] to [matrix].'
         raise UsageError(what=f"This matrix has no axis {axis}.", remedy=remedy)
     for value in values:
         if value not in known:
-            why = f"It is outside of the axes: {axis} has {listed(known)}."
+            why = f"The axis {axis} has {listed(known)}."
             close = nearest(value, map(str, known)) if isinstance(value, str) else None
             remedy = f"Did you mean {close!r}?" if close else LIST_CELLS
             raise UsageError(what=f"The matrix has no cell with {axis} {value!r}.", why=why, remedy=remedy)
 
 
-def _fits(cell: Cell, wanted: Wanted) -> bool:
-    return all(getattr(cell, axis) in values for axis, values in wanted.items())
+def _matches(cell: Cell, selection: Selection) -> bool:
+    return all(getattr(cell, axis) in values for axis, values in selection.items())
 
 
-def _none_left(expansion: Expansion, wanted: Wanted) -> UsageError:
-    """Why no cell has these values, although each is on its axis: the rules that dropped those points."""
-    rules = [rule for rule, cells in expansion.dropped.items() if any(_fits(cell, wanted) for cell in cells)]
+def _no_match(expansion: Expansion, selection: Selection) -> UsageError:
+    """The error for a selection of values that are on the axes, with the rules that dropped the combinations."""
+    rules = [rule for rule, cells in expansion.dropped.items() if any(_matches(cell, selection) for cell in cells)]
     why = " ".join(_described(expansion, rule) for rule in rules)
-    remedy = "Ask for another cell (`allranks plan` lists them), or change that rule."
-    return UsageError(f"The matrix excludes {_asked(wanted)}.", why=why, remedy=remedy)
+    remedy = "Select another cell (`allranks plan` lists them), or change that rule."
+    return UsageError(f"The matrix excludes {_in_words(selection)}.", why=why, remedy=remedy)
 
 
-def _asked(wanted: Wanted) -> str:
-    """The request, as the object of a sentence."""
-    if wanted.keys() | {"torch"} == set(AXES) and all(len(values) == 1 for values in wanted.values()):
-        return f"the cell {Cell.at(wanted.get(axis, (NO_TORCH,))[0] for axis in AXES).id}"
-    return "the cells with " + ", ".join(f"{axis}={value}" for axis, values in wanted.items() for value in values)
+def _in_words(selection: Selection) -> str:
+    """The selection, as the object of a sentence."""
+    if selection.keys() | {"torch"} == set(AXES) and all(len(values) == 1 for values in selection.values()):
+        return f"the cell {Cell.at(selection.get(axis, (NO_TORCH,))[0] for axis in AXES).id}"
+    return "the cells with " + ", ".join(f"{axis}={value}" for axis, values in selection.items() for value in values)
 
 
 def _described(expansion: Expansion, rule: Rule) -> str:
-    where = place(expansion.matrix.path, rule.line, "matrix.exclude")
+    where = location(expansion.matrix.path, rule.line, "matrix.exclude")
     return f"{where}: {rule.when.source} (reason: {rule.reason})."

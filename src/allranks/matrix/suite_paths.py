@@ -1,4 +1,4 @@
-"""``path`` and ``exclude`` of a suite: patterns of files and folders, or ``allranks:NAME``, a suite of allranks."""
+"""Resolves ``path`` and ``exclude`` of a suite: patterns of files and folders, or ``allranks:NAME``."""
 
 import glob
 from collections.abc import Collection, Iterable
@@ -20,32 +20,32 @@ def suite_paths(table: Table, suite: Suite) -> tuple[tuple[Path, ...], tuple[Pat
         below = [path for path in _matches(table, "exclude", pattern) if _is_in(path, whole)]
         if not below:
             what = f"{shown(str(pattern))} excludes nothing of the suite"
-            table.refuse("exclude", what, "Correct or remove it.")
+            table.reject("exclude", what, "Correct it, or remove it.")
         excluded.update(below)
     left = tuple(path for path in paths if not _is_in(path, excluded))
     if not left:
-        table.refuse("exclude", "all of the suite is excluded", "Exclude less.")
+        table.reject("exclude", "all tests of the suite are excluded", "Exclude fewer files.")
     return left, tuple(path for path in _outermost(sorted(excluded)) if _is_in(path, frozenset(left)))
 
 
 def _matches(table: Table, name: str, pattern: Path) -> list[Path]:
-    """The path itself, or what it matches as a pattern, in alphabetical order."""
+    """The path itself, or the paths that it matches as a pattern, in alphabetical order."""
     text, root = str(pattern), table.path.parent
-    # A name with brackets is more likely to be that file than a pattern of others.
+    # A file whose name has brackets takes precedence over the pattern.
     if exists(root / text):
         return [pattern]
     if not glob.has_magic(text):
-        table.refuse(name, f"there is no {shown(text)}", f"Create it, or write a path relative to {root}.")
-    # Not Path.glob: up to Python 3.12 its `**` matches folders alone.
-    found = [Path(each) for each in sorted(glob.glob(text, root_dir=root, recursive=True))]  # noqa: PTH207
+        table.reject(name, f"there is no {shown(text)}", f"Create it, or write a path relative to {root}.")
+    # Not Path.glob: up to Python 3.12, its `**` only matches folders.
+    found = [Path(path) for path in sorted(glob.glob(text, root_dir=root, recursive=True))]  # noqa: PTH207
     if not (kept := [path for path in found if _BYTECODE not in path.parts]):
         remedy = f"`*` and `?` stop at a slash, `**` does not; the pattern is relative to {root}."
-        table.refuse(name, f"nothing matches {shown(text)}", remedy)
+        table.reject(name, f"nothing matches {shown(text)}", remedy)
     return kept
 
 
 def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """The paths without those that are in another, or that occur again."""
+    """Remove duplicates, and paths that are below others."""
     unique = dict.fromkeys(paths)
     return tuple(path for path in unique if unique.keys().isdisjoint(path.parents))
 
@@ -58,32 +58,29 @@ PREFIX: Final = "allranks:"
 
 
 def own_folder() -> Path:
-    """The folder of the suites of allranks.
-
-    A wheel carries it inside the package; a checkout (and so an editable install) has it beside ``src``.
-    """
+    """The folder of the suites of allranks: inside the package in a wheel, or next to ``src`` in a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "suites"
     return installed if installed.is_dir() else package.parents[1] / "suites"
 
 
 def own_names() -> tuple[str, ...]:
-    """The suites that a matrix file can name: the folders that hold tests themselves."""
+    """The names of the suites of allranks: folders that directly contain tests."""
     return tuple(sorted({path.parent.name for path in own_folder().glob("*/test_*.py")}))
 
 
 def own_path(table: Table, suite: Suite) -> Path | None:
-    """The path of the own suite that ``[suites.NAME]`` names, relative to :func:`own_folder`; None for the user's."""
+    """The path of a suite of allranks, relative to :func:`own_folder`; None for a suite of the user."""
     named = [text for text in map(str, suite.paths) if text.startswith(PREFIX)]
     if not named:
         return None
     if len(suite.paths) > 1:
         what = f"{shown(named[0])} cannot be one of several paths"
-        table.refuse("path", what, "Give it a suite of its own: its tests lie in another folder.")
+        table.reject("path", what, "Give it its own [suites.NAME], since its tests are in another folder.")
     for name in {"exclude", "files"} & table.values.keys():
-        remedy = "Remove it; pytest_args can leave tests out: -k, --deselect."
-        table.refuse(name, f"a suite of allranks has no {name}", remedy)
+        remedy = "Remove it. To leave out tests, use pytest_args with -k or --deselect."
+        table.reject(name, f"{name} does not apply to a suite of allranks", remedy)
     name, names = named[0].removeprefix(PREFIX), own_names()
     if name not in names:
-        table.refuse("path", f"allranks has no suite {shown(name)}", did_you_mean(name, names))
+        table.reject("path", f"allranks has no suite {shown(name)}", did_you_mean(name, names))
     return Path(name)

@@ -1,7 +1,7 @@
-"""The tables of the matrix file: the core's, and those of plug-ins, of which each is a dataclass of keys.
+"""The tables of the matrix file: those of the core and of plug-ins, each declared by a dataclass of keys.
 
-Reading a matrix imports no plug-in of allranks but its ``plugins/NAME/keys.py``, whose ``TABLES`` has its tables by
-name. Another package registers each table by the entry point ``allranks.tables``.
+Of a plug-in of allranks, only ``plugins/NAME/keys.py`` is imported, whose ``TABLES`` has its tables by name. Other
+packages register each table with the entry point ``allranks.tables``.
 """
 
 import importlib
@@ -17,27 +17,27 @@ from allranks.matrix.model import Matrix
 from allranks.matrix.toml_file import Table
 
 GROUP: Final = "allranks.tables"
-"""The group of the entry points; each has the name of a table, and names its dataclass."""
+"""The group of the entry points: the name is that of a table, and the object is its dataclass."""
 
-CORE: Final = frozenset(each.name for each in keys_of(Matrix).values())
+CORE: Final = frozenset(key.name for key in keys_of(Matrix).values())
 
 
 def own_tables() -> dict[str, type]:
-    """The tables of allranks' own plug-ins, by name; none of a plug-in that is not there."""
+    """The tables of allranks' own plug-ins, by name."""
     folders = sorted(path.parent.name for path in (Path(__file__).parents[1] / "plugins").glob("*/keys.py"))
     modules = (importlib.import_module(f"allranks.plugins.{name}.keys") for name in folders)
     return {name: table for module in modules for name, table in module.TABLES.items()}
 
 
-def plugin_tables(wanted: Collection[str] | None = None) -> dict[str, type]:
-    """The tables of all plug-ins, by name.
+def plugin_tables(names: Collection[str] | None = None) -> dict[str, type]:
+    """The tables of plug-ins, by name.
 
     Args:
-        wanted: The tables of a file: other packages are not searched, which takes milliseconds, if it needs none of
-            theirs. None for all.
+        names: The tables of a file: if all are known, other packages are not searched, which would take milliseconds.
+            None for all tables.
     """
     found = own_tables()
-    if wanted is not None and {*CORE, *found} >= set(wanted):
+    if names is not None and {*CORE, *found} >= set(names):
         return found
     for point in entry_points(group=GROUP):
         if point.name in CORE or point.name in found:
@@ -51,12 +51,12 @@ def plugin_tables(wanted: Collection[str] | None = None) -> dict[str, type]:
             raise PluginError(msg, why=why, remedy="Repair or remove the package that adds it.") from error
         if not (isinstance(found[point.name], type) and is_dataclass(found[point.name])):
             msg = f"The declaration of the table [{point.name}] is not a dataclass ({point.value})."
-            raise PluginError(msg, remedy="See docs/extending.md: its fields are made by allranks.matrix.keys.key.")
+            raise PluginError(msg, remedy="See docs/extending.md: its fields are created by allranks.matrix.keys.key.")
     return found
 
 
 def read_tables(file: Table, declared: dict[str, type]) -> dict[str, Any]:
-    """The tables of plug-ins that a matrix file has, as their dataclasses."""
+    """Read the tables of plug-ins in a matrix file."""
     return {name: read_table(file.below(name), table) for name, table in declared.items() if name in file.values}
 
 

@@ -1,4 +1,4 @@
-"""A TOML file and its tables, with errors that name file, line, key and remedy."""
+"""Reads TOML files into tables, with errors that have the file, the line, the key and a remedy."""
 
 import re
 import tomllib
@@ -18,14 +18,14 @@ KeyPath = tuple[str | int, ...]
 """The path of a value: keys, and positions in arrays of tables (``("matrix", "exclude", 0, "when")``)."""
 
 
-def place(path: Path, line: int, key: str) -> str:
-    """The location as messages show it: ``matrix.toml:12: matrix.backend``; a line 0 is not known."""
+def location(path: Path, line: int, key: str) -> str:
+    """A location in messages: ``matrix.toml:12: matrix.backend``; line 0 is unknown."""
     prefix = ".".join(PYPROJECT_TABLE) + "." if path.name == PYPROJECT else ""
     return f"{_label(path)}:{f'{line}:' if line else ''} {prefix}{key}"
 
 
 def _label(path: Path) -> str:
-    """The path relative to the current folder, as compilers and editors write it."""
+    """The path relative to the current folder, if possible."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -36,38 +36,38 @@ class Table:
 
     path: Path
     values: Mapping[str, object]
-    key: KeyPath = ()  # the path of the table from the root of allranks' own tables
-    lines: Mapping[KeyPath, int] = field(repr=False)  # the line of each key below that root, counted from 1
-    # Every condition in the tables of this file, with its table, for a check against the axes.
+    key: KeyPath = ()  # the path of the table, relative to [tool.allranks] in pyproject.toml
+    lines: Mapping[KeyPath, int] = field(repr=False)  # the line of each key in the file, counted from 1
+    # All conditions in this file with their tables, to check them against the axes.
     conditions: list[tuple["Table", Condition]] = field(default_factory=list, repr=False)
 
     @property
     def line(self) -> int:
-        """The line on which the table begins."""
+        """The first line of the table."""
         return line_of(self.lines, self.key)
 
-    def place(self, name: str = "") -> str:
-        """The location of a key of this table, or of the table itself, as messages show it."""
+    def location(self, name: str = "") -> str:
+        """The location of a key of this table, or of the table itself, in messages."""
         key = (*self.key, name) if name else self.key
-        return place(self.path, line_of(self.lines, key), dotted(key))
+        return location(self.path, line_of(self.lines, key), dotted(key))
 
-    def refuse(self, name: str, what: str, remedy: str) -> NoReturn:
-        """Raise an error about one key of this table; about the table itself if ``name`` is empty."""
-        raise MatrixError(what=f"{self.place(name)}: {what}.", remedy=remedy)
+    def reject(self, name: str, what: str, remedy: str) -> NoReturn:
+        """Raise an error about a key of this table, or about the table itself if `name` is empty."""
+        raise MatrixError(what=f"{self.location(name)}: {what}.", remedy=remedy)
 
     def below(self, name: str, *index: int) -> "Table":
-        """The table under a key, or an entry of the array of tables there; an empty table if the key is absent."""
+        """A subtable, or an item of an array of tables; an empty table if the key is absent."""
         value = self.values.get(name, {})
         if index and isinstance(value, list):
             value = value[index[0]]
         if not isinstance(value, dict):
             what = f"{shown(value)} is not a table"
-            self.refuse(name, what, f"Write it as: [{dotted((*self.key, name))}]")
+            self.reject(name, what, f"Write it as: [{dotted((*self.key, name))}]")
         return replace(self, key=(*self.key, name, *index), values=value)
 
 
 def exists(path: Path) -> bool:
-    """True if there is such a file or folder and it is accessible."""
+    """Whether a file or folder exists and is accessible."""
     try:
         return path.exists()
     except OSError:  # a name that is too long, a folder that may not be entered
@@ -75,13 +75,13 @@ def exists(path: Path) -> bool:
 
 
 def dotted(key: KeyPath) -> str:
-    """A key path in TOML's own form, without positions in arrays."""
+    """A key path in TOML's syntax, without indexes of arrays."""
     parts = [part for part in key if isinstance(part, str)]
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else shown(part) for part in parts) or "the file"
 
 
 def read(path: Path) -> Table:
-    """Reads a TOML file; of a pyproject.toml, the table ``[tool.allranks]``."""
+    """Read a TOML file, or the table ``[tool.allranks]`` of pyproject.toml."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -116,12 +116,10 @@ def _parse(path: Path, text: str) -> dict[str, object]:
 
 def _malformed(path: Path, line: int, why: str) -> MatrixError:
     what = f"{_label(path)}:{line}: this is not valid TOML."
-    return MatrixError(
-        what, why=f"The parser reports: {why}.", remedy="See https://toml.io for how values are written."
-    )
+    return MatrixError(what, why=f"The parser reports: {why}.", remedy="See https://toml.io for the syntax.")
 
 
-# The line of each key, which the standard library's parser does not report.
+# tomllib does not report the lines of keys, so they are found with regular expressions.
 
 _NAME = r"""(?:[\w-]+|"[^"\\\n]*"|'[^'\n]*')"""
 _NAMES = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
@@ -130,7 +128,7 @@ _LONG_STRING = re.compile(r'"""(?s:.*?)"""|\'\'\'(?s:.*?)\'\'\'')
 
 
 def key_lines(text: str, values: Mapping[str, object]) -> dict[KeyPath, int]:
-    """The line of each key and table that begins one, counted from 1; none if a line was misread."""
+    """The line of each key and table that starts a line, counted from 1; empty if a line was misread."""
     lines: dict[KeyPath, int] = {}
     sizes: dict[KeyPath, int] = {}
     table: KeyPath = ()
@@ -154,7 +152,7 @@ def key_lines(text: str, values: Mapping[str, object]) -> dict[KeyPath, int]:
 
 
 def _has(values: object, path: KeyPath) -> bool:
-    """True if the text parsed to a value at this path: a line inside an array or a string can look like a key."""
+    """Whether the parsed file has a value at this path: a line in an array or a string can look like a key."""
     for part in path:
         try:
             values = values[part]  # type: ignore[index]
@@ -164,7 +162,7 @@ def _has(values: object, path: KeyPath) -> bool:
 
 
 def line_of(lines: Mapping[KeyPath, int], path: KeyPath) -> int:
-    """The line of a key, or of the nearest table around it that has one; 0 if no line is known."""
+    """The line of a key, or of the nearest enclosing table with a known line; 0 if no line is known."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1 if lines else 0)

@@ -34,12 +34,12 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         return
     if (error := _launcher_error(option.ranks)) is not None:
         raise pytest.UsageError(error)
-    from allranks.engines.process import of_no_rank  # noqa: PLC0415 - see above
+    from allranks.engines.process import without_rank_variables  # noqa: PLC0415 - see above
 
     before = dict(os.environ)
     cell = {"WORLD_SIZE": str(option.ranks), "BACKEND": option.ranks_backend, "INIT_METHOD": "env"}
     early_config.add_cleanup(lambda: _set_environment(before))
-    _set_environment({**of_no_rank(before), **cell, "GROUP_RANK": "0"})
+    _set_environment({**without_rank_variables(before), **cell, "GROUP_RANK": "0"})
 
 
 def _set_environment(variables: Mapping[str, str]) -> None:
@@ -130,9 +130,9 @@ def _wrong_values(config: pytest.Config) -> Iterator[str]:
 
 
 def _unknown_backend(name: str, config: pytest.Config) -> Iterator[str]:
-    """The error of a backend that neither torch, nor the matrix file, nor this process defines."""
+    """The error for a backend that neither torch, nor the matrix file, nor this process defines."""
     from allranks.errors import MatrixError  # noqa: PLC0415 - see above
-    from allranks.matrix.axes import refused_backend  # noqa: PLC0415
+    from allranks.matrix.axes import backend_problem  # noqa: PLC0415
     from allranks.matrix.declaration import declared_backends  # noqa: PLC0415
 
     try:
@@ -141,8 +141,8 @@ def _unknown_backend(name: str, config: pytest.Config) -> Iterator[str]:
         yield f"--ranks-backend {name}: {error}"
         return
     own = "Add your own backend to matrix.custom_backends, or register it in a module that -p or conftest.py imports."
-    if refused := refused_backend(name, (*declared, *_registered_backends()), own):
-        what, remedy = refused
+    if problem := backend_problem(name, (*declared, *_registered_backends()), own):
+        what, remedy = problem
         yield f"--ranks-backend: {what}. {remedy}"
 
 

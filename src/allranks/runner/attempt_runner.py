@@ -103,7 +103,7 @@ class JobAttempt:
         with self._lock:
             self.cancelled = why
             if self.running is not None:
-                self.running.hang_up()
+                self.running.request_stop()
         self._may_run.set()
 
     def abort(self, why: JobError) -> None:
@@ -111,14 +111,14 @@ class JobAttempt:
         with self._lock:
             self.rejection = why
             if self.running is not None:
-                self.running.hang_up()
+                self.running.request_stop()
 
     def attach(self, running: RunningJob) -> None:
         """Set the job that the engine has started."""
         with self._lock:
             self.running = running
             if self.cancelled:
-                running.hang_up()
+                running.request_stop()
 
     def detach(self) -> None:
         """Forget the job before the engine removes it: from now on, :meth:`cancel` must not touch it."""
@@ -235,7 +235,7 @@ class AttemptRunner:
                 raise environment
             if lease.gpus:
                 # If their last owner was killed, its container may still use them.
-                self.host.vacate(lease.gpus)
+                self.host.evict(lease.gpus)
             attempt.spec = self._spec(attempt, environment)
         except AllranksError as error:
             attempt.error = JobError.from_exception(error)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, Protocol, TextIO
 
 from allranks.colors import CANNOT_MOVE, painted
-from allranks.interruption import uninterrupted
+from allranks.interruption import block_signals
 from allranks.protocol.xml_text import for_terminal
 from allranks.report.judged import MergedRun
 from allranks.runner.ci_service import ci_service
@@ -45,12 +45,12 @@ def watching(listener: RunListener, job_ids: Sequence[str], update: Callable[[],
             update()
 
     thread = threading.Thread(target=work, name="allranks-progress", daemon=True)
-    with uninterrupted():  # threads inherit the signal mask: only the main thread receives interrupts
+    with block_signals():  # threads inherit the signal mask: only the main thread receives interrupts
         thread.start()
     try:
         yield listener
     finally:
-        with uninterrupted():
+        with block_signals():
             is_over.set()
             thread.join()
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from allranks.agent.collect.selection import random_key
-from allranks.interruption import uninterrupted
+from allranks.interruption import block_signals
 from allranks.matrix.model import Job
 from allranks.report.run_files import JobError
 from allranks.runner.attempt_runner import AttemptRunner, Environment, JobAttempt
@@ -173,7 +173,7 @@ class Dispatcher:
             self._waiting.remove(task)
             attempt.thread = threading.Thread(target=self._run_attempt, args=(attempt,), name=job.id)
             # Threads inherit the signal mask: only the main thread receives interrupts.
-            with uninterrupted():
+            with block_signals():
                 attempt.thread.start()
                 undo.pop_all()
                 self._active.append(attempt)
@@ -278,7 +278,7 @@ class Dispatcher:
     def _end_all(self) -> None:
         """Cancel all jobs and builds, and wait until they are closed; an interrupt may arrive even now."""
         try:
-            with uninterrupted():
+            with block_signals():
                 self._cancel_all()
         finally:
             self._cancel_all()

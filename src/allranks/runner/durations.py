@@ -15,7 +15,7 @@ from typing import Final
 from allranks.report.judged import CellSuite, JobSummary
 from allranks.report.results import TestVerdict, VerdictKind, VerdictRule
 from allranks.report.untrusted import other_schema
-from allranks.user_cache import cache_folder, hold, keep
+from allranks.user_cache import cache_folder, hold, write_atomically
 
 Durations = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Seconds, by suite, backend and node id."""
@@ -112,7 +112,7 @@ def keep_durations(path: Path, new: Durations, say: Callable[[str], None]) -> No
             before = _text(path)
             after = render(update(parse(before), new))
             if after != before:
-                keep(path, after)
+                write_atomically(path, after)
     except DurationsError as error:
         say(f"{path} was not updated with the durations of this run: it {error}. Remove it: the next run writes it.")
     except OSError as error:

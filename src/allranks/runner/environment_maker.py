@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from allranks.interruption import RunInterrupted, check, checked_by, uninterrupted
+from allranks.interruption import RunInterrupted, block_signals, check, checked_by
 
 THREAD: Final = "environments"
 
@@ -35,7 +35,7 @@ class EnvironmentMaker:
             except BaseException as error:  # noqa: BLE001 - the main thread raises it
                 fail(error)
 
-        with uninterrupted():
+        with block_signals():
             thread = threading.Thread(target=make_all, name=THREAD, daemon=True)
             thread.start()
             self._thread = thread

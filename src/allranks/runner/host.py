@@ -35,16 +35,16 @@ class Host:
     inventory: Inventory = field(default_factory=Inventory)
     other_engines: tuple[Engine, ...] = ()  # other engines whose dead runs may still use the GPUs
 
-    def vacate(self, gpus: Sequence[str]) -> None:
+    def evict(self, gpus: Sequence[str]) -> None:
         """Remove everything else that uses GPUs that have just been leased.
 
         Raises:
             EngineError: The engine cannot find out what uses them.
         """
-        self.engine.vacate(gpus)
+        self.engine.evict(gpus)
         for engine in self.other_engines:
             with suppress(EngineError):  # this run does not need that engine
-                engine.vacate(gpus)
+                engine.evict(gpus)
 
     @property
     def capacity(self) -> Capacity:
@@ -85,8 +85,8 @@ def choose_host(
     if engine == AUTO and not matrix.images:
         chosen, why = choose_engine("process")[0], "the matrix file has no [images]"
     else:
-        chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer or "asked for")
-    others = engines_here(beside=chosen.name) if inventory.gpus and not chosen.has_queue else []
+        chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer or "requested")
+    others = engines_here(exclude=chosen.name) if inventory.gpus and not chosen.has_queue else []
     if uses is not None:
         for opened in (chosen, *others):
             uses.callback(opened.close)

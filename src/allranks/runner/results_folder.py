@@ -99,7 +99,7 @@ def with_planned_jobs(manifest: Manifest, jobs: Iterable[Job], pytest_args: Sequ
     known = {job.id for job in manifest.jobs}
     cells, planned = dict(manifest.cells), list(manifest.jobs)
     for job in jobs:
-        cells.setdefault(job.cell.id, job.cell.told_axes())
+        cells.setdefault(job.cell.id, job.cell.visible_axes())
         if job.id not in known:
             entry = PlannedJob(id=job.id, cell=job.cell.id, suite=job.name, image=job.image.name)
             planned.append(replace(entry, pytest_args=tuple(pytest_args)))

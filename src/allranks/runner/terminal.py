@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from allranks.colors import painted
-from allranks.interruption import uninterrupted
+from allranks.interruption import block_signals
 from allranks.protocol.xml_text import for_terminal, printable
 from allranks.report.judged import MergedRun
 from allranks.runner.console import watching
@@ -163,13 +163,13 @@ class TerminalConsole:
             with suppress(OSError):
                 live.update(render(listener, *self._rich.size), refresh=True)
 
-        with uninterrupted(), suppress(OSError):  # an interrupt here would leave the terminal without its cursor
+        with block_signals(), suppress(OSError):  # an interrupt here would leave the terminal without its cursor
             live.start()
         try:
             with watching(listener, job_ids, draw):
                 yield listener
         finally:
-            with uninterrupted(), suppress(OSError):
+            with block_signals(), suppress(OSError):
                 live.stop()
 
     def annotate(self, merged: MergedRun) -> None:

@@ -29,8 +29,8 @@ _STRIKES: Final = 2
 
 def unhealthy_gpus(inventory: "Inventory") -> dict[str, str]:
     """The unhealthy GPUs of an inventory, each with the reason."""
-    troubles = {gpu: inventory.troubles[gpu] for gpu in inventory.gpus if gpu in inventory.troubles}
-    return {**quarantined(inventory.gpus), **troubles}
+    faults = {gpu: inventory.faults[gpu] for gpu in inventory.gpus if gpu in inventory.faults}
+    return {**quarantined(inventory.gpus), **faults}
 
 
 def report_failures(run_id: str, failures: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from long_lists import quick
 
 from allranks.agent.job_end import STOPPED_STATUS
-from allranks.engines.agents import arrange_meeting
+from allranks.engines.agents import reserve_rendezvous
 from allranks.protocol.records import (
     Begun,
     CollectionFailed,
@@ -356,7 +356,7 @@ def test_an_agent_that_does_not_connect_within_the_limit_is_an_error(start_nodes
 
 @pytest.mark.thorough
 def test_an_agent_with_the_wrong_token_is_rejected(start_nodes):
-    wrong = arrange_meeting()
+    wrong = reserve_rendezvous()
     wrong.held.close()
     job = start_nodes(PASSING, follower=None, limits={"assembly": 3})
     other = type(wrong)(job.meeting.held, wrong.token)

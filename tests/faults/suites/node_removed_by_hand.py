@@ -23,7 +23,7 @@ FAULT = {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
         "job": {
             "verdict": ("error", "job"),
-            "words": ["The container of node 1 of gloo-w2-g0-env-n2/faulty is gone: it was removed while the job ran"],
+            "words": ["The container of node 1 of gloo-w2-g0-env-n2/faulty was removed while the job ran"],
             "text": ["No such container"],
         },
     },

@@ -32,7 +32,7 @@ def _need_containers(bench: Bench) -> None:
     with bench.command("doctor", ["doctor", "--engine", "docker"], bench.folder) as command:
         said = command.wait().said
     for line in said.splitlines():
-        if "Docker: No" in line or "toolkit: NVIDIA's is not there" in line or "may not use Docker" in line:
+        if "Docker: No" in line or "toolkit: NVIDIA's is not installed" in line or "may not use Docker" in line:
             raise ImpossibleError(line.removeprefix("PROBLEM").strip())
     bench.check("Docker: " in said, f"the doctor says nothing of Docker: {said}")
     if not bench.image:

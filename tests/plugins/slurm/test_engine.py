@@ -78,7 +78,7 @@ class TestSlurm(EngineContract):
 
         def hear(_node, told):
             heard.append(told)
-            threads.append(threading.Timer(0.5, job.hang_up))
+            threads.append(threading.Timer(0.5, job.request_stop))
             threads[-1].start()
 
         with engine.start(spec) as job:
@@ -193,7 +193,7 @@ class TestSlurm(EngineContract):
             else:
                 with stream.open("r+b") as file:
                     file.write(b"x")
-            job.hang_up()
+            job.request_stop()
 
         heard = HeardOnce(forge)
         with engine.start(endless) as job:

@@ -72,7 +72,7 @@ def start(node):
 @pytest.fixture(autouse=True)
 def in_any_thread(monkeypatch):
     """Only the main thread may change what signals do, and here others have its part."""
-    monkeypatch.setattr("allranks.plugins.slurm.launch_follower.deaf", nullcontext)
+    monkeypatch.setattr("allranks.plugins.slurm.launch_follower.ignore_signals", nullcontext)
 
 
 def wait_for(condition):

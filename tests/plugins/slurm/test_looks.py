@@ -48,7 +48,7 @@ def looks(tmp_path, monkeypatch):
         allocation.gone = 0.0 if is_vanished else None
         agent = _NodeAgent(allocation, 0)
         seen.clear()
-        list(agent.hear(()))
+        list(agent.read(()))
         agent.close()
         return seen, agent.has_ended
 
@@ -86,14 +86,14 @@ def placed(tmp_path):
 def test_a_stream_that_is_no_file_is_not_waited_for(placed, make):
     make(placed.folder / "stream")
     (placed.folder / "exit.json").write_text(json.dumps({"status": 0}))
-    assert list(placed.hear(())) == []
+    assert list(placed.read(())) == []
     assert placed.has_ended
 
 
 def test_a_stream_of_an_impossible_size_is_not_read(placed):
     (placed.folder / "stream").touch()
     os.truncate(placed.folder / "stream", 1 << 40)
-    [damage] = placed.hear(())
+    [damage] = placed.read(())
     assert "has grown" in damage.what
 
 
@@ -111,7 +111,7 @@ def test_a_stream_of_an_impossible_size_is_not_read(placed):
 )
 def test_an_unreadable_end_is_no_status(placed, text):
     (placed.folder / "exit.json").write_text(text)
-    list(placed.hear(()))
+    list(placed.read(()))
     assert (placed.has_ended, placed.exit().status) == (True, None)
 
 
@@ -184,7 +184,7 @@ def ending_of_two_nodes(queue, folder, has_met=False):
     """How a job on two nodes ends, and what it told."""
     spec = SimpleNamespace(agent=SimpleNamespace(nodes=2), resources=SimpleNamespace(seconds=60.0))
     job = SharedFolderJob(Allocation(queue, folder, "SLURM job 1"), spec)
-    job._have_met = has_met
+    job._are_connected = has_met
     ending = job.wait(lambda _node, _told: None)
     job.close()
     return ending
@@ -250,7 +250,7 @@ def test_a_job_that_never_began_is_cancelled_by_its_own_thread(tmp_path):
     queue = CancellingQueue(tmp_path)
     spec = SimpleNamespace(agent=SimpleNamespace(nodes=1), resources=SimpleNamespace(seconds=9.0))
     job = SharedFolderJob(Allocation(queue, tmp_path, "1"), spec)
-    job.hang_up()
+    job.request_stop()
     assert queue.cancels == 0  # its caller has a hundred of them to end
     job.wait(lambda _node, _told: None)
     job.stop()
@@ -283,12 +283,12 @@ def test_a_job_that_the_cluster_gave_up_goes_on_as_long_as_its_files_change(plac
     said = []
     for _ in range(8):
         os.utime(placed.folder / "placed.json")
-        said += placed.hear(())
+        said += placed.read(())
         time.sleep(0.05)
     assert not placed.has_ended
     assert [each.text for each in said] == ["given up by the cluster (NODE_FAIL), but its files still change"]
     while not placed.has_ended:
-        list(placed.hear(()))
+        list(placed.read(()))
 
 
 def test_a_file_system_that_hangs_is_told_and_then_given_up(placed, monkeypatch):
@@ -300,7 +300,7 @@ def test_a_file_system_that_hangs_is_told_and_then_given_up(placed, monkeypatch)
     placed._allocation.calls.begin(awake.wait)
     said = []
     while not placed.has_ended:
-        said += placed.hear(())
+        said += placed.read(())
     awake.set()
     assert [each.text for each in said] == ["the shared file system has not answered for 0 min"]
     assert placed._allocation.cause(None).startswith("was given up: the shared file system has not answered for")

@@ -20,7 +20,7 @@ from allranks.engines import AUTO
 from allranks.engines.archive import copy_files
 from allranks.engines.base import FileCopy
 from allranks.errors import ExitCode, UsageError
-from allranks.matrix.axes import AXES, LARGEST, refused_backend
+from allranks.matrix.axes import AXES, LARGEST, backend_problem
 from allranks.matrix.declaration import FILE_NAME
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
@@ -139,8 +139,8 @@ def _check_names(options: Options) -> None:
             msg, remedy="torch lower-cases them: write a small letter, then small letters, digits and '_'."
         )
     own = "The module that registers a backend of your own goes into --import MODULE."
-    if options.module is None and (refused := refused_backend(options.backend, (), own)):
-        what, remedy = refused
+    if options.module is None and (problem := backend_problem(options.backend, (), own)):
+        what, remedy = problem
         msg = f"--backend: {what}."
         raise UsageError(msg, remedy=remedy)
     if options.module is not None and not all(part.isidentifier() for part in options.module.split(".")):

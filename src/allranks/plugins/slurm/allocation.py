@@ -194,7 +194,7 @@ class Allocation:
                 (self.folder / files.GO).touch()
                 self.is_to_go = False
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         """Ask its supervisors to end their agents, without waiting for the shared file system."""
         self.is_ours = True
         self.calls.begin((self.folder / files.HANG_UP).touch)

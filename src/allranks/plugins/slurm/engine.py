@@ -68,7 +68,7 @@ class SlurmEngine(Engine):
         self._queue = SlurmQueue()
 
     @classmethod
-    def detect(cls, *, is_asked_for: bool = True) -> Self:  # noqa: ARG003
+    def detect(cls, *, is_requested: bool = True) -> Self:  # noqa: ARG003
         """See :meth:`allranks.engines.base.Engine.detect`; the controller need not answer at this moment."""
         lacking = [command for command in _COMMANDS if shutil.which(command) is None]
         if lacking:
@@ -97,7 +97,7 @@ class SlurmEngine(Engine):
         """See :meth:`allranks.engines.base.Engine.capacity`: SLURM divides its nodes itself."""
         return _UNBOUNDED, _UNBOUNDED * 1000
 
-    def examine(self, _inventory: Inventory) -> Iterator[Finding]:
+    def check(self, _inventory: Inventory) -> Iterator[Finding]:
         yield _examine_controller()
         yield _examine_spool(self._spool)
 

@@ -13,9 +13,9 @@ from typing import Final
 from allranks.agent.container_init import ISOLATED
 from allranks.agent.evidence import remove_tree
 from allranks.engines.gpus import Inventory
-from allranks.engines.process import of_no_rank
+from allranks.engines.process import without_rank_variables
 from allranks.errors import EngineError, ExitCode
-from allranks.interruption import deaf
+from allranks.interruption import ignore_signals
 from allranks.matrix.model import Limits
 from allranks.plugins.slurm.agent import node_files, node_supervisor
 from allranks.plugins.slurm.agent.node_files import AgentExit, write_whole
@@ -127,7 +127,7 @@ def _report(own: Path, why: str) -> None:
 def variables_of(job: LaunchedJob, node: int, inventory: Inventory, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a supervisor: those of its node and of the job; of the GPUs, only the job's own."""
     added = dict(variable.split("=", 1) for variable in job.variables)
-    own = of_no_rank(outside_of_launchers(environ))
+    own = without_rank_variables(outside_of_launchers(environ))
     path = os.pathsep.join(filter(None, (added.get("PYTHONPATH", ""), own.get("PYTHONPATH", ""))))
     # By this address, which only node 0 has, the launcher lets its own processes meet.
     address = {node_supervisor.ADDRESS_VARIABLE: environ["MASTER_ADDR"]} if environ.get("MASTER_ADDR") else {}
@@ -163,12 +163,12 @@ def follow(node: LaunchedNode, limits: Limits) -> ExitCode:
     except OSError as error:
         raise unusable(node.folder, error) from error
     except EngineError:
-        with deaf():
+        with ignore_signals():
             node.close()
             remove_tree(node.folder)  # there is no process 0 that would
         raise
     finally:
-        with deaf():
+        with ignore_signals():
             node.close()
             with suppress(OSError):
                 node.path.unlink()

@@ -13,7 +13,7 @@ from allranks.engines.base import JobSpec, MakeEnvironment, Progress, RunningJob
 from allranks.engines.package import copied_package
 from allranks.engines.process import ProcessEngine
 from allranks.errors import AllranksError, EngineError, ExitCode, counted
-from allranks.interruption import deaf
+from allranks.interruption import ignore_signals
 from allranks.matrix.model import Limits, Matrix
 from allranks.plugins.slurm.agent.node_files import GO, NodeOrder, is_gone, is_there
 from allranks.plugins.slurm.allocation import Allocation, Place
@@ -247,7 +247,7 @@ def lead(node: LaunchedNode, world_size: int, limits: Limits, run: Callable[[Lau
         raise
     finally:
         # The launcher may end all processes as soon as the first one has ended.
-        with deaf():
+        with ignore_signals():
             if leader is not None:
                 leader.close()
             others = {member.rank for member in members[1:] if member} - (leader.lost if leader else set())

@@ -21,7 +21,7 @@ from typing import Final
 from allranks.agent.evidence import open_start, read, remove_tree
 from allranks.agent.linux import Timer
 from allranks.engines.agent_output import Damage, RecordReader
-from allranks.engines.agents import JobOfAgents, bring_home, make_token
+from allranks.engines.agents import JobOfAgents, collect_results, make_token
 from allranks.engines.archive import copy_files
 from allranks.engines.base import JobExit, JobSpec, NodeExit, Placement, RecordSink
 from allranks.engines.process import environment
@@ -141,7 +141,7 @@ class _NodeAgent:
     def descriptors(self) -> tuple[int, ...]:
         return (self._timer.fileno(),)
 
-    def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage | Placement]:
+    def read(self, _ready: Collection[int]) -> Iterator[Record | Damage | Placement]:
         self._timer.has_expired()
         place = self._allocation
         if self._look is None:
@@ -240,9 +240,9 @@ class _NodeAgent:
     def go(self) -> None:
         self._allocation.go()
 
-    def hang_up(self) -> None:
+    def request_stop(self) -> None:
         if not self.has_ended:
-            self._allocation.hang_up()
+            self._allocation.request_stop()
 
     def resume(self) -> None:
         """See :meth:`allranks.engines.agents.Agent.resume`: its supervisor cannot be stopped from here."""
@@ -323,7 +323,7 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
             self._ended_by = self._allocation.cause(self._leader.ended)
         super()._stop_all(sink)
         if is_first and self._allocation.placed is None:
-            # Not in hang_up(), whose caller ends all jobs: without a controller each call takes seconds to fail.
+            # Not in request_stop(), whose caller ends all jobs: without a controller each call takes seconds to fail.
             self._allocation.cancel()
         if is_first and not (self._ended_by or is_ours):
             self._ended_by = self._cause_on_nodes()
@@ -350,7 +350,7 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
 
         def bring() -> None:
             if leader.ended is not None or not files.is_gone(leader.folder):  # else its end tells so
-                bring_home(folders, results)
+                collect_results(folders, results)
 
         try:
             self._allocation.calls.ask(bring, seconds)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import UsageError
-from allranks.interruption import uninterrupted
+from allranks.interruption import block_signals
 
 _OF_OTHERS: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
 """Variables that git sets for its hooks: a bisection in one is of this folder's repository all the same."""
@@ -100,7 +100,7 @@ class GitHistory:
             self.git("worktree", "add", "--quiet", "--detach", str(tree), commit)
             yield GitHistory(tree)
         finally:
-            with uninterrupted():
+            with block_signals():
                 with suppress(UsageError):  # it was never made
                     self.git("worktree", "remove", "--force", "--force", str(tree))
                 shutil.rmtree(scratch, ignore_errors=True)

@@ -16,7 +16,7 @@ from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.report.judged import CellSuite, JobSummary, SuiteRow, trouble
 from allranks.report.results import VerdictRule
 from allranks.report.untrusted import other_schema, parsed
-from allranks.user_cache import keep
+from allranks.user_cache import write_atomically
 
 Baseline = Mapping[str, Mapping[str, int]]
 """Executed tests, by cell and suite."""
@@ -103,7 +103,7 @@ def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
     known = read_baseline(path) if path.exists() else {}
     try:
         document = {"about": ABOUT, "schema": SCHEMA, "executed": renewed_baseline(known, rows)}
-        keep(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
+        write_atomically(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         msg = f"The baseline {path} cannot be written."
         raise ResultsError(msg, why=f"{error.strerror}.", remedy="Name a file in an existing folder.") from error

@@ -6,7 +6,7 @@ import reach
 
 TRUTH = {"tests": {"test_attack": ["honest", "any"]}}
 
-LINES = b"\nFORGED all verdicts are good\n\r\x1b[2J\x1b[HFORGED exit code 0\n::error::FORGED\n"
+LINES = b"\nFORGED all tests passed\n\r\x1b[2J\x1b[HFORGED exit code 0\n::error::FORGED\n"
 
 
 def test_attack(rank):

@@ -94,8 +94,8 @@ class NodeSupervisor:
     def run(self) -> int:
         """Run the agent to its end; return its exit status as a shell encodes it."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-            is_asked_for = number in (signal.SIGTERM, signal.SIGUSR1)  # the engine and SLURM send these
-            if is_asked_for or signal.getsignal(number) is not signal.SIG_IGN:
+            is_requested = number in (signal.SIGTERM, signal.SIGUSR1)  # the engine and SLURM send these
+            if is_requested or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
         linux.adopt_orphans()
         kills_before = linux.killed_for_memory()  # without cgroups of its jobs, SLURM's daemon counts those of all

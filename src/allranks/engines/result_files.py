@@ -1,4 +1,4 @@
-"""Copies a job's results to the host, within limits; each file is replaced atomically."""
+"""Writes the result files of a job on the host, within limits; each file is replaced atomically."""
 
 import errno
 import os
@@ -18,9 +18,10 @@ DRAFT = ".allranks.part"
 
 @contextmanager
 def draft_of(target: Path) -> Iterator[Path]:
-    """A path to write a file to, which replaces `target` at the end, and is removed after an error.
+    """Yield a path to write to, which replaces `target` on success and is removed after an error.
 
-    Only one writer at a time may use a folder. The draft's name is short, since the file's may be of maximal length.
+    Only one writer at a time may use a folder: all drafts have the same short name, since a file's own name may have
+    the maximum length.
     """
     draft = target.with_name(DRAFT)
     try:
@@ -32,63 +33,63 @@ def draft_of(target: Path) -> Iterator[Path]:
 
 
 RESERVED: Final = ("job.json", JOURNAL, "rank-*.xml", ".*")
-"""Patterns of the names that the host itself writes in an attempt's folder."""
+"""Patterns of the names that allranks itself writes in the folder of an attempt."""
 
 MOST_ENTRIES: Final = 50_000
-"""Files and folders: a job of 64 ranks leaves about 400, and each further one costs the host an inode."""
+"""The limit of files and folders: a job of 64 ranks leaves about 400, and each one costs the host an inode."""
 
 LONGEST_NAME: Final = 255
-"""Bytes of one name: the limit of Linux file systems."""
+"""The longest name in bytes: the limit of Linux file systems."""
 
 LONGEST_PATH: Final = 1024
-"""Bytes: the results folder's own path, which comes before it, shares the 4,096 of Linux."""
+"""The longest path in bytes: Linux allows 4,096, including the path of the results folder."""
 
 DEEPEST: Final = 32
-"""Folders above a file."""
+"""The most folders above a file."""
 
 _Reason = Literal["bytes", "entries", "name", "reserved", "clash", "unreadable"]
 
 _CLASHES = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
-"""The kernel's errors for a file in the place of a folder, or the other way round."""
+"""The kernel's errors for a path that is a folder and should be a file, or vice versa."""
 
 
-class Intake:
-    """Puts a job's files into a folder, as far as they fit, and records those that do not.
+class ResultWriter:
+    """Writes the files of a job into a folder until a limit is reached, and collects those that were left out.
 
     Args:
-        folder: Where they go; made if need be.
-        most: How many bytes they may have. A sparse file counts by its length, which its copy takes.
+        folder: The folder, created if necessary.
+        limit: The limit in bytes. A sparse file counts with its length, since its copy is not sparse.
     """
 
-    def __init__(self, folder: Path, most: int = RESULTS_BYTES) -> None:
+    def __init__(self, folder: Path, limit: int = RESULTS_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._most = most
-        self._room = most
-        self._passed_over = 0
+        self._limit = limit
+        self._free = limit
+        self._skipped = 0
         self._entries = 0
         self._left_out: dict[_Reason, list[tuple[PurePosixPath, int]]] = {}
         self._has_read_all = True
 
     def count_entry(self) -> None:
-        """Count one more file or folder, copied or not."""
+        """Count a file or folder, whether it is copied or not."""
         self._entries += 1
 
-    def may_pass_over(self, size: int) -> bool:
-        """Whether to read on behind this many uncopied bytes: later files may fit, but reading has its limit, too."""
-        self._passed_over += size
-        self._has_read_all = self._entries <= MOST_ENTRIES and self._passed_over <= 2 * self._most
+    def may_skip(self, size: int) -> bool:
+        """Whether to continue after skipping this many bytes: later files may fit, but reading is limited, too."""
+        self._skipped += size
+        self._has_read_all = self._entries <= MOST_ENTRIES and self._skipped <= 2 * self._limit
         return self._has_read_all
 
-    def takes_folder(self, path: PurePosixPath) -> bool:
-        """Whether files in a folder could be taken; if not, the folder is recorded as left out."""
-        if (reason := self._refusal(path / "x", 0)) is not None:
+    def accepts_folder(self, path: PurePosixPath) -> bool:
+        """Whether files in a folder could be written; if not, the folder is recorded as left out."""
+        if (reason := self._check(path / "x", 0)) is not None:
             self.leave_out(reason, path, 0)
         return reason is None
 
     def add_file(self, path: PurePosixPath, size: int, content: Iterable[bytes | memoryview]) -> bool:
-        """Write a file of this size, replacing an earlier one of its name; False if it was left out."""
-        if (reason := self._refusal(path, size)) is not None:
+        """Write a file of this size, replacing an earlier one with its name; return False if it was left out."""
+        if (reason := self._check(path, size)) is not None:
             self.leave_out(reason, path, size)
             return False
         target = self._folder / path
@@ -102,14 +103,14 @@ class Intake:
                 raise
             self.leave_out("clash", path, size)
             return False
-        self._room -= size
+        self._free -= size
         return True
 
     def leave_out(self, reason: _Reason, path: PurePosixPath, size: int) -> None:
-        """Record that something was not copied."""
+        """Record that a file or folder was not copied."""
         self._left_out.setdefault(reason, []).append((path, size))
 
-    def _refusal(self, path: PurePosixPath, size: int) -> _Reason | None:
+    def _check(self, path: PurePosixPath, size: int) -> _Reason | None:
         names = [len(os.fsencode(part)) for part in path.parts]
         fits = 0 < len(names) <= DEEPEST + 1 and max(names) <= LONGEST_NAME and len(os.fsencode(path)) <= LONGEST_PATH
         if not fits or "\0" in str(path):
@@ -118,38 +119,38 @@ class Intake:
             return "reserved"
         if self._entries > MOST_ENTRIES:
             return "entries"
-        return "bytes" if size > self._room else None
+        return "bytes" if size > self._free else None
 
     def check(self) -> None:
-        """Check that nothing was left out."""
+        """Raise an error if files were left out."""
         if self._left_out:
-            what, *why = [self._told(reason, each) for reason, each in self._left_out.items()]
+            what, *why = [self._describe(reason, left_out) for reason, left_out in self._left_out.items()]
             if not self._has_read_all:
-                why.append("What came after it was not read.")
+                why.append("Later files were not read.")
             raise EngineError(what, why="\n".join(why), remedy=_REMEDIES[next(iter(self._left_out))])
 
-    def _told(self, reason: _Reason, left_out: Sequence[tuple[PurePosixPath, int]]) -> str:
-        words: dict[_Reason, str] = {
-            "bytes": f"The job's results exceed the limit of {_readable(self._most)}",
+    def _describe(self, reason: _Reason, left_out: Sequence[tuple[PurePosixPath, int]]) -> str:
+        problems: dict[_Reason, str] = {
+            "bytes": f"The job's results exceed the limit of {_readable(self._limit)}",
             "entries": f"The job left more than {MOST_ENTRIES:,} files and folders",
             "name": f"The job left names over {LONGEST_NAME} bytes, paths over {LONGEST_PATH} or deeper than {DEEPEST}",
-            "reserved": "The job left files under names that allranks itself writes",
-            "clash": "The job left a file and a folder of one name",
-            "unreadable": "The job left what cannot be read",
+            "reserved": "The job left files with names that allranks reserves for itself",
+            "clash": "The job left a file and a folder with the same name",
+            "unreadable": "The job left files that cannot be read",
         }
-        largest = nlargest(3, left_out, key=lambda each: each[1])
+        largest = nlargest(3, left_out, key=lambda entry: entry[1])
         names = ", ".join(f"{_shown(path)} ({_readable(size)})" for path, size in largest)
         rest = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        return f"{words[reason]}: {names}{rest} left out."
+        return f"{problems[reason]}: {names}{rest} left out."
 
 
 _REMEDIES: dict[_Reason, str] = {
-    "bytes": "Have its tests leave less: files that the report should not have belong into ALLRANKS_SHARED.",
-    "entries": "Have its tests leave fewer files.",
-    "name": "Have its tests leave shorter names.",
-    "reserved": "Have its tests use other names.",
-    "clash": "Have its tests use other names.",
-    "unreadable": "Have its tests leave files that their owner may read.",
+    "bytes": "Make its tests write less: files that the report does not need belong in ALLRANKS_SHARED.",
+    "entries": "Make its tests write fewer files.",
+    "name": "Make its tests use shorter names.",
+    "reserved": "Make its tests use other names.",
+    "clash": "Make its tests use other names.",
+    "unreadable": "Make its tests write files that their owner may read.",
 }
 
 
