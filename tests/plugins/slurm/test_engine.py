@@ -103,7 +103,7 @@ class TestSlurm(EngineContract):
             1,
             [
                 ("CANCELLED|None|n1", "was cancelled (scancel)"),
-                ("RUNNING|None|n1", "was told to end from outside (SIGTERM)"),
+                ("RUNNING|None|n1", "was terminated from outside (SIGTERM)"),
                 ("PREEMPTED|None|n1", "was preempted: a job of higher priority has its nodes"),
                 ("TIMEOUT|TimeLimit|n1", "was ended by SLURM's time limit"),
             ],
@@ -207,7 +207,7 @@ class TestSlurm(EngineContract):
 
     def test_what_it_cannot_submit_leaves_nothing(self, engine, tiny, cluster):
         (cluster / "away").touch()
-        with pytest.raises(EngineError, match="SLURM did not take the job") as raised, engine.start(tiny):
+        with pytest.raises(EngineError, match="SLURM did not accept the job") as raised, engine.start(tiny):
             pass
         assert "Unable to contact slurm controller" in raised.value.why
 
@@ -266,12 +266,12 @@ def test_a_job_whose_orchestrator_lives_on_another_host_is_refused(engine, spec)
         owner = folder / "owner.json"
         told = {**json.loads(owner.read_text()), "host": "elsewhere", "name": "login-2"}
         owner.write_text(json.dumps(told))
-        with pytest.raises(EngineError, match="allranks on login-2 has this run: it gave a sign of life 0 s ago"):
+        with pytest.raises(EngineError, match="belongs to allranks on login-2, which was alive 0 s ago"):
             engine.adopt(spec)
         os.utime(owner, (0, time.time() - 70))
         adopted = engine.adopt(spec)
         owner.unlink()  # another host was quicker
-        with pytest.raises(EngineError, match="has just taken"), adopted:
+        with pytest.raises(EngineError, match="has just taken over"), adopted:
             pass
 
 
