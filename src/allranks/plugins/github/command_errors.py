@@ -1,4 +1,4 @@
-"""A command's error on GitHub: annotation, summary, and the output ``reason`` of its step."""
+"""Shows the error that ended a command on GitHub: annotation, summary, and the output ``reason`` of the step."""
 
 import os
 import re
@@ -12,30 +12,24 @@ from allranks.protocol.xml_text import MESSAGE_LIMIT, cut, printable, readable
 from allranks.report.summary import fenced, markdown
 
 _LINES: Final = 40
-"""Lines of a sentence's text that are shown: pip and a builder report the error at the end of their output."""
+"""Lines of a message that are shown, counted from the end, where pip and image builders report the error."""
 
 _ITEM: Final = re.compile(r"^(\d*)([-=.])")
 
-_PLACE: Final = re.compile(r"(?P<file>[^\n:]+\.toml):(?P<line>\d+): ")
-"""What the sentence of a :class:`~allranks.errors.MatrixError` begins with."""
+_LOCATION: Final = re.compile(r"(?P<file>[^\n:]+\.toml):(?P<line>\d+): ")
+"""The prefix of the message of a :class:`~allranks.errors.MatrixError`."""
 
 
 def publish(error: AllranksError, command: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Write an error into the step's summary and its outputs; files that cannot be written are ignored.
+    """Write an error to the step's summary and outputs, and return the workflow command for an annotation.
 
-    Args:
-        error: The error.
-        command: The command that it ends: ``plan``.
-        environ: Names the step's files.
-
-    Returns:
-        The workflow command that makes an annotation of it.
+    Files that cannot be written are ignored. `command` is the command that failed: ``plan``.
     """
     add_summary("\n".join(_section(error, command)), environ)
     set_reason(f"{error.text} (exit code {error.exit_code:d})", environ)
     code = f"exit code {error.exit_code:d}: {MEANING[error.exit_code]}"
     text = "\n".join(_last_lines(readable(error.text)))
-    return error_command(cut(text, MESSAGE_LIMIT), title=f"allranks {command}: {code}", **_place(error))
+    return error_command(cut(text, MESSAGE_LIMIT), title=f"allranks {command}: {code}", **_location(error))
 
 
 def _section(error: AllranksError, command: str) -> Iterator[str]:
@@ -47,7 +41,7 @@ def _section(error: AllranksError, command: str) -> Iterator[str]:
 
 
 def _paragraph(line: str) -> str:
-    """A line that Markdown takes literally, and for no item of a list."""
+    """A line of literal text in Markdown, which is not read as a list item."""
     return _ITEM.sub(r"\1\\\2", markdown(cut(line, MESSAGE_LIMIT)))
 
 
@@ -56,9 +50,9 @@ def _last_lines(text: str) -> list[str]:
     return lines if len(lines) <= _LINES else [lines[0], "…", *lines[1 - _LINES :]]
 
 
-def _place(error: AllranksError) -> dict[str, str]:
-    """The file and the line that an error of the matrix file is in, as far as the file is below this folder."""
-    if not (isinstance(error, MatrixError) and (found := _PLACE.match(error.what))):
+def _location(error: AllranksError) -> dict[str, str]:
+    """The file and line of an error in the matrix file, if that is below the current folder."""
+    if not (isinstance(error, MatrixError) and (found := _LOCATION.match(error.what))):
         return {}
     path, here = Path(found["file"]).absolute(), Path.cwd()
     return {"file": path.relative_to(here).as_posix(), "line": found["line"]} if path.is_relative_to(here) else {}
