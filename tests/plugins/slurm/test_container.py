@@ -107,8 +107,8 @@ def submitted(tmp_path, monkeypatch):
             order = next(spool.glob("*/order.json")).read_text()
             if container and container.startswith("docker:"):
                 assert "syscalls" in next(spool.glob("*/seccomp.json")).read_text()
-        told = dict(line.partition("=")[::2] for line in (tmp_path / "variables").read_text().splitlines())
-        return order, told["PYTHONPATH"]
+        report = dict(line.partition("=")[::2] for line in (tmp_path / "variables").read_text().splitlines())
+        return order, report["PYTHONPATH"]
 
     return submit
 

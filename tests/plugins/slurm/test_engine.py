@@ -76,8 +76,8 @@ class TestSlurm(EngineContract):
         heard, threads = [], []
         spec = replace(tiny, resources=replace(tiny.resources, seconds=0.1))
 
-        def hear(_node, told):
-            heard.append(told)
+        def hear(_node, report):
+            heard.append(report)
             threads.append(threading.Timer(0.5, job.hang_up))
             threads[-1].start()
 
@@ -264,8 +264,8 @@ def test_a_job_whose_orchestrator_died_is_adopted_and_told_from_the_first(engine
 def test_a_job_whose_orchestrator_lives_on_another_host_is_refused(engine, spec):
     with orphaned(engine, replace(spec, python=sys.executable)) as folder:
         owner = folder / "owner.json"
-        told = {**json.loads(owner.read_text()), "host": "elsewhere", "name": "login-2"}
-        owner.write_text(json.dumps(told))
+        report = {**json.loads(owner.read_text()), "host": "elsewhere", "name": "login-2"}
+        owner.write_text(json.dumps(report))
         with pytest.raises(EngineError, match="belongs to allranks on login-2, which was alive 0 s ago"):
             engine.adopt(spec)
         os.utime(owner, (0, time.time() - 70))

@@ -16,19 +16,19 @@ from allranks.plugins.slurm.queue import PolledJob, QueuedJob, SlurmQueue, parse
 @pytest.fixture
 def answers(monkeypatch):
     """squeue's answers, the last one again and again; None for none. Records the moments of its calls."""
-    told, calls = [], []
+    report, calls = [], []
 
     def run(command, **_):
         assert command[0] == "squeue"
         calls.append(time.monotonic())
-        answer = told.pop(0) if len(told) > 1 else told[0]
+        answer = report.pop(0) if len(report) > 1 else report[0]
         if answer is None:
             raise subprocess.TimeoutExpired(command, 1)
         return subprocess.CompletedProcess(command, 0, stdout=answer)
 
     monkeypatch.setattr(slurm_queue.subprocess, "run", run)
     monkeypatch.setattr(slurm_queue, "POLL", 0.2)
-    return told, calls
+    return report, calls
 
 
 def test_an_answer_is_read_whatever_a_name_holds():
@@ -53,8 +53,8 @@ def test_names_in_another_encoding_do_not_end_the_polls(tmp_path, monkeypatch):
 
 
 def test_one_poll_is_for_all_jobs_and_none_comes_early(answers):
-    told, calls = answers
-    told.append("1|RUNNING|None|n1|a\n2|PENDING|Priority||b\n")
+    report, calls = answers
+    report.append("1|RUNNING|None|n1|a\n2|PENDING|Priority||b\n")
     queue = SlurmQueue()
     for name in ("a", "b", "c"):
         queue.watch(name)
@@ -69,8 +69,8 @@ def test_one_poll_is_for_all_jobs_and_none_comes_early(answers):
 
 
 def test_a_controller_that_is_away_says_nothing_of_a_job(answers):
-    told, calls = answers
-    told.extend(["1|RUNNING|None|n1|a\n", None, None, "\n"])
+    report, calls = answers
+    report.extend(["1|RUNNING|None|n1|a\n", None, None, "\n"])
     queue = SlurmQueue()
     queue.watch("a")
     assert queue.polled_after("a", time.monotonic(), 5.0).job
@@ -111,8 +111,8 @@ def test_what_the_answers_mean_for_a_job(polled, status):
 
 
 def test_an_answer_that_never_comes_is_not_waited_for(answers):
-    told, _ = answers
-    told.append(None)
+    report, _ = answers
+    report.append(None)
     queue = SlurmQueue()
     queue.watch("a")
     assert queue.polled_after("a", time.monotonic(), 0.3).job is None

@@ -93,11 +93,11 @@ def test_a_mistake_in_it_is_told_with_its_line(own, text, what):
 
 @pytest.fixture
 def container(load_text, document):
-    return lambda told: slurm_settings(load_text(f"{document}[slurm]\ncontainer = '{told}'\n")).container
+    return lambda name: slurm_settings(load_text(f"{document}[slurm]\ncontainer = '{name}'\n")).container
 
 
 @pytest.mark.parametrize(
-    "told",
+    "name",
     [
         "charliecloud:/shared/images/torch",
         "charliecloud:registry.example.com:5050/torch",
@@ -106,14 +106,14 @@ def container(load_text, document):
         "pyxis:nvcr.io#nvidia/pytorch:24.01-py3",
     ],
 )
-def test_an_image_of_a_known_runtime_is_taken_as_it_is(container, told):
-    assert container(told) == told
+def test_an_image_of_a_known_runtime_is_taken_as_it_is(container, name):
+    assert container(name) == name
 
 
-@pytest.mark.parametrize("told", ["podman:torch", "/shared/torch.sif", "apptainer", "pyxis:", "pyxis: ", "Apptainer:x"])
-def test_another_runtime_or_no_image_is_refused_with_the_right_ones(container, told):
+@pytest.mark.parametrize("name", ["podman:torch", "/shared/torch.sif", "apptainer", "pyxis:", "pyxis: ", "Apptainer:x"])
+def test_another_runtime_or_no_image_is_refused_with_the_right_ones(container, name):
     with pytest.raises(MatrixError) as raised:
-        container(told)
+        container(name)
     assert "slurm.container" in raised.value.what
     assert raised.value.remedy == 'Write one of "apptainer:IMAGE", "charliecloud:IMAGE", "docker:IMAGE", "pyxis:IMAGE".'
 

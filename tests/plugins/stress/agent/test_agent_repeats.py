@@ -169,10 +169,10 @@ def test_ranks_are_late_as_the_seed_has_it_and_their_output_says_where(run_agent
     found = {"before the test (call 0 at test_s.py:5)": 0, "allreduce (call 1 at test_s.py:6)": 0}
     for rank in range(2):
         late = [each for seed in seeds if (each := late_rank(LEVELS["heavy"], seed, rank))]
-        told = (agent.results / f"rank-{rank}.log").read_text()
+        report = (agent.results / f"rank-{rank}.log").read_text()
         for call, words in enumerate(found):
-            found[words] += told.count(words)
-            assert told.count(words) == sum(max(each.delay(call)[: call + 1]) >= 0.001 for each in late)
+            found[words] += report.count(words)
+            assert report.count(words) == sum(max(each.delay(call)[: call + 1]) >= 0.001 for each in late)
     assert all(found.values())
 
 
@@ -217,5 +217,5 @@ def test_stops(rank):
 """,
         plugins=stress(count=1, skew="3:stopped:300:1500ms"),
     )
-    told = job.all(Repeated)[-1]
-    assert (told.tally.runs, told.tally.bad) == (1, 0)
+    report = job.all(Repeated)[-1]
+    assert (report.tally.runs, report.tally.bad) == (1, 0)

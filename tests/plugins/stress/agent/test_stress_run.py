@@ -8,10 +8,10 @@ from allranks.agent.program import ItemOptions, Program
 from allranks.agent.supervisor.test_loop import RepetitionJournal
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.stress_run import (
-    MOST_ALIKE,
     MOST_KEPT,
     MOST_NOTES,
-    MOST_OF_A_GANG,
+    MOST_PER_GANG,
+    MOST_PER_KIND,
     TURN,
     Repetitions,
 )
@@ -97,8 +97,8 @@ def test_a_gang_that_others_wait_for_ends_its_turn_after_one_pass_and_a_while():
 
 
 def test_a_gang_is_renewed_after_many_repetitions():
-    job = Job("a", Stress(count=2 * MOST_OF_A_GANG))
-    assert len(job.turn()) == MOST_OF_A_GANG
+    job = Job("a", Stress(count=2 * MOST_PER_GANG))
+    assert len(job.turn()) == MOST_PER_GANG
 
 
 def test_the_test_with_the_fewest_repetitions_is_first_after_a_failure():
@@ -156,9 +156,9 @@ def test_bad_repetitions_are_kept_by_name_up_to_a_few_dozen_that_are_alike():
     job.repetitions.finish()
     names = [each.nodeid for each in job.all(TestStarted)]
     assert names[:3] == ["t0", "t0 (repetition 1, seed 0, skew light)", "t0 (repetition 2, seed 0, skew light)"]
-    assert len(names) == 1 + 2 * MOST_ALIKE
+    assert len(names) == 1 + 2 * MOST_PER_KIND
     tally = job.tallies["t0"]
-    assert (tally.bad, tally.kept, tally.first_bad) == (200, 2 * MOST_ALIKE, 1)
+    assert (tally.bad, tally.kept, tally.first_bad) == (200, 2 * MOST_PER_KIND, 1)
 
 
 def test_the_bad_repetitions_of_a_job_have_a_limit():
@@ -176,10 +176,10 @@ def test_each_tally_comes_with_the_counts_of_all_tests():
     for index, bad in ((0, ""), (1, "assert 1 == {}"), (0, ""), (1, "")):
         job.repeat(index, bad=bad, seconds=2)
     job.journal.conclude()
-    told = [(each.nodeid, each.tally.runs, each.runs, each.bad) for each in job.all(Repeated)]
+    report = [(each.nodeid, each.tally.runs, each.runs, each.bad) for each in job.all(Repeated)]
     starts = [("t0", 0, 0, 0), ("t1", 0, 0, 0)]
-    assert [each for each in told if each in starts] == starts
-    assert [each for each in told if each not in starts] == [
+    assert [each for each in report if each in starts] == starts
+    assert [each for each in report if each not in starts] == [
         ("t0", 1, 1, 0),
         ("t1", 1, 2, 1),
         ("t0", 2, 3, 1),

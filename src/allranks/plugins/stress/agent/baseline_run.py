@@ -1,7 +1,7 @@
-"""Repeats tests that start their ranks under torch's own runner: to tell the test from allranks.
+"""Repeats multi-process tests under torch's own runner, to distinguish failures of the test from those of allranks.
 
-Each repetition is a process of its own, as on a command line: ``python FILE Class.test``, or pytest where the file is
-no script. They run one after the other in the job, with its interpreter and its files.
+Each repetition is a separate process, as on a command line: ``python FILE Class.test``, or pytest if the file is not a
+script. They run one after another in the job, with its interpreter and its files.
 """
 
 import math
@@ -29,13 +29,13 @@ from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.xml_text import clipped
 
 LOG: Final = "beside-torch.log"
-"""The file in the job's results that has the output of the first repetition of each test that went wrong."""
+"""The file in the job's results with the output of the first failed repetition of each test."""
 
 _START: Final = 60.0
-"""Seconds beyond the test's limit: its process imports torch, and so do its ranks."""
+"""Seconds added to the test's limit, because its process and its ranks import torch."""
 
 _UNCLEAR: Final = 3
-"""Repetitions that say nothing of the test, after which no more are tried."""
+"""Repetitions without an outcome of the test, after which it is not repeated any more."""
 
 _TAIL: Final = 1 << 16
 
@@ -44,25 +44,20 @@ _SKIPPED: Final = re.compile(r"^OK \(skipped=|^(=+ )?[1-9]\d* skipped", re.MULTI
 
 
 @dataclass(kw_only=True)
-class _Beside:
-    """The repetitions of a test.
-
-    Attributes:
-        unclear: Those that ended without a word about the test.
-        why: Why there are no more.
-    """
+class _Baseline:
+    """The repetitions of a test."""
 
     command: Sequence[str]
     limit: float
     most: float
     runs: int = 0
     bad: int = 0
-    unclear: int = 0
-    why: str = ""
+    unclear: int = 0  # those that ended without an outcome of the test
+    why: str = ""  # why there are no more
 
     def take(self, status: int | None, text: str) -> bool:
-        """Count one that ended with this status, None for a time-out; True for the first that went wrong."""
-        is_bad = outcome_of(status, text)
+        """Count a repetition by its exit status, None for a timeout; return whether it is the first that failed."""
+        is_bad = has_failed(status, text)
         self.unclear += is_bad is None
         self.runs, self.bad = self.runs + (is_bad is not None), self.bad + bool(is_bad)
         if _SKIPPED.search(text) and not self.runs:
@@ -77,50 +72,51 @@ class _Beside:
         return bool(self.why) or self.runs + self.unclear >= self.most
 
 
-def repeat_beside(repetitions: Repetitions, stress: Stress, program: Program, job: SupervisedJob) -> None:
-    """Repeat the tests that start their ranks as often, or for as long, as here.
+def run_baseline(repetitions: Repetitions, stress: Stress, program: Program, job: SupervisedJob) -> None:
+    """Repeat the multi-process tests as often, or for as long, as this job has repeated them.
 
     Raises:
         HangupError: The job was ended from outside.
         JobLimitError: Its time is up.
     """
-    if not stress.beside:
+    if not stress.baseline:
         return
     tests = {}
     for nodeid in repetitions.ran():
-        terms = program.terms[program.tests.index(nodeid)]
+        options = program.terms[program.tests.index(nodeid)]
         most = stress.count or (repetitions.runs_of(nodeid) if stress.seconds is None else math.inf)
-        if terms.launches:
-            tests[nodeid] = _Beside(command=command_of(nodeid, terms), limit=terms.limit.seconds + _START, most=most)
+        if options.launches:
+            command = torch_command(nodeid, options)
+            tests[nodeid] = _Baseline(command=command, limit=options.limit.seconds + _START, most=most)
         else:
-            repetitions.set_beside(nodeid, 0, 0, "its ranks are those of the job")
+            repetitions.set_baseline(nodeid, 0, 0, "its ranks are those of the job")
     until, variables = time.monotonic() + (stress.seconds or math.inf), _variables(job.config)
     try:
-        while left := [each for each in tests.values() if not each.is_done]:
-            for each in left:
+        while left := [test for test in tests.values() if not test.is_done]:
+            for test in left:
                 if time.monotonic() >= until:
                     return
-                _repeat(each, job.folders, variables, job.end)
+                _repeat(test, job.folders, variables, job.end)
     finally:
-        for nodeid, each in tests.items():
-            # One that ends without a word has gone wrong if others of its test do not.
-            unclear = each.unclear if each.runs else 0
-            told = each.why or shlex.join(["python", *each.command])
-            repetitions.set_beside(nodeid, each.runs + unclear, each.bad + unclear, told)
+        for nodeid, test in tests.items():
+            # A repetition without an outcome counts as failed if other repetitions of the test have one.
+            unclear = test.unclear if test.runs else 0
+            command = test.why or shlex.join(["python", *test.command])
+            repetitions.set_baseline(nodeid, test.runs + unclear, test.bad + unclear, command)
 
 
-def command_of(nodeid: str, terms: ItemOptions) -> Sequence[str]:
-    """The arguments of Python that run a test without allranks, as its file is written for."""
+def torch_command(nodeid: str, options: ItemOptions) -> Sequence[str]:
+    """The arguments of Python that run a test without allranks, in the way that its file supports."""
     file, *names = nodeid.split("::")
-    return [file, ".".join(names)] if terms.is_script else ["-m", "pytest", "-q", "-p", "no:cacheprovider", nodeid]
+    return [file, ".".join(names)] if options.is_script else ["-m", "pytest", "-q", "-p", "no:cacheprovider", nodeid]
 
 
-def outcome_of(status: int | None, text: str) -> bool | None:
-    """Whether a test went wrong in a process that ended so; None if that says nothing of the test.
+def has_failed(status: int | None, text: str) -> bool | None:
+    """Whether a test failed, judged by its process; None if that does not show an outcome.
 
     Args:
-        status: Negative for a signal, None if it did not end in time.
-        text: The end of what it printed.
+        status: The exit status; negative for a signal, None if it did not end in time.
+        text: The end of its output.
     """
     if status is None or status < 0:
         return True
@@ -128,20 +124,20 @@ def outcome_of(status: int | None, text: str) -> bool | None:
 
 
 def _variables(config: AgentConfig) -> Mapping[str, str]:
-    """The job's variables, without those by which processes of allranks know each other."""
+    """The job's environment, without the variables through which processes of allranks find each other."""
     cell = cell_environment(config, os.environ)
     own = {name: value for name, value in cell.items() if not name.startswith("ALLRANKS_") and name != "GROUP_RANK"}
     return {**os.environ, **own}
 
 
-def _repeat(each: _Beside, folders: Folders, variables: Mapping[str, str], end: JobEnd) -> None:
+def _repeat(test: _Baseline, folders: Folders, variables: Mapping[str, str], end: JobEnd) -> None:
     end.check()
     output = folders.results / f"{LOG}.new"
-    status = _run([sys.executable, *each.command], folders.code, variables, output, each.limit, end)
+    status = _run([sys.executable, *test.command], folders.code, variables, output, test.limit, end)
     text = evidence.read_end(output, _TAIL)
-    if each.take(status, text):
+    if test.take(status, text):
         with (folders.results / LOG).open("a", encoding="utf-8") as log:
-            log.write(f"$ {shlex.join(['python', *each.command])}\n{text}\n")
+            log.write(f"$ {shlex.join(['python', *test.command])}\n{text}\n")
     output.unlink()
     end.check()
 
@@ -149,7 +145,7 @@ def _repeat(each: _Beside, folders: Folders, variables: Mapping[str, str], end: 
 def _run(  # noqa: PLR0913, PLR0917 - one call
     command: Sequence[str], folder: Path, variables: Mapping[str, str], output: Path, limit: float, end: JobEnd
 ) -> int | None:
-    """Run a process to its end, with all that it starts; its exit status, or None if it was ended."""
+    """Run a process, then kill everything that it started; return its exit status, or None if its time was up."""
     with output.open("wb") as written:
         process = subprocess.Popen(
             command,
@@ -168,6 +164,6 @@ def _run(  # noqa: PLR0913, PLR0917 - one call
             ready = {key.fd for key, _ in selector.select(min(limit, end.remaining()))}
     finally:
         os.close(descriptor)
-        linux.signal_group(process.pid, signal.SIGKILL)  # before it is reaped: its number is still its own
+        linux.signal_group(process.pid, signal.SIGKILL)  # before it is reaped, so that its id is not reused
         status = process.wait()
     return status if descriptor in ready else None

@@ -11,7 +11,7 @@ from agent_run import CONFIG
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.supervisor.test_loop import SupervisedJob
-from allranks.plugins.stress.agent.beside_run import LOG, command_of, outcome_of, repeat_beside
+from allranks.plugins.stress.agent.baseline_run import LOG, has_failed, run_baseline, torch_command
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.protocol.config import Folders, TimeLimit
 
@@ -46,7 +46,7 @@ class FakeRepetitions:
 
     def __init__(self, runs):
         self.runs = runs
-        self.told = {}
+        self.reported = {}
 
     def ran(self):
         return list(self.runs)
@@ -54,12 +54,12 @@ class FakeRepetitions:
     def runs_of(self, nodeid):
         return self.runs[nodeid]
 
-    def set_beside(self, nodeid, runs, bad, told):
-        self.told[nodeid] = (runs, bad, told)
+    def set_baseline(self, nodeid, runs, bad, command):
+        self.reported[nodeid] = (runs, bad, command)
 
 
 @pytest.fixture
-def beside(tmp_path):
+def baseline(tmp_path):
     """Repeat one test with this body, and the test of a rank; what is reported of both."""
     for name in ("code", "results", "shared"):
         (tmp_path / name).mkdir()
@@ -74,9 +74,9 @@ def beside(tmp_path):
             tests=tuple(repetitions.runs), terms=(replace(terms, limit=replace(LIMIT, value=limit)), ranks)
         )
         job = SupervisedJob(config=CONFIG, folders=folders, journal=None, end=end)
-        repeat_beside(repetitions, Stress(**{"beside": True, **stress}), program, job)
-        assert repetitions.told.pop("test_r.py::test_r", (0, 0, ""))[:2] == (0, 0)
-        return repetitions.told.get(NODEID)
+        run_baseline(repetitions, Stress(**{"baseline": True, **stress}), program, job)
+        assert repetitions.reported.pop("test_r.py::test_r", (0, 0, ""))[:2] == (0, 0)
+        return repetitions.reported.get(NODEID)
 
     run.end = end
     run.folders = folders
@@ -84,62 +84,62 @@ def beside(tmp_path):
     end.close()
 
 
-def test_it_is_repeated_as_often_as_here_and_the_first_failure_is_kept(beside):
-    runs, bad, told = beside("assert number % 2, f'the number {number}'", count=4)
-    assert (runs, bad, told) == (4, 2, "python test_x.py TestX.test_y")
-    log = (beside.folders.results / LOG).read_text()
+def test_it_is_repeated_as_often_as_here_and_the_first_failure_is_kept(baseline):
+    runs, bad, command = baseline("assert number % 2, f'the number {number}'", count=4)
+    assert (runs, bad, command) == (4, 2, "python test_x.py TestX.test_y")
+    log = (baseline.folders.results / LOG).read_text()
     assert log.count("the number 2") == 1
     assert "the number 4" not in log
-    assert [path.name for path in beside.folders.results.iterdir()] == [LOG]
+    assert [path.name for path in baseline.folders.results.iterdir()] == [LOG]
 
 
-def test_without_a_count_it_is_repeated_as_often_as_it_was_here_or_for_as_long(beside):
-    assert beside("pass")[:2] == (4, 0)
-    assert beside("pass", seconds=1e-9)[:2] == (0, 0)
+def test_without_a_count_it_is_repeated_as_often_as_it_was_here_or_for_as_long(baseline):
+    assert baseline("pass")[:2] == (4, 0)
+    assert baseline("pass", seconds=1e-9)[:2] == (0, 0)
 
 
-def test_a_process_that_dies_has_gone_wrong_and_so_has_one_that_ends_without_a_word(beside):
+def test_a_process_that_dies_has_gone_wrong_and_so_has_one_that_ends_without_a_word(baseline):
     body = "os.kill(os.getpid(), signal.SIGSEGV) if number == 2 else os._exit(3) if number == 3 else None"
-    assert beside(body, count=4)[:2] == (4, 2)
+    assert baseline(body, count=4)[:2] == (4, 2)
 
 
-def test_one_that_does_not_end_is_killed_and_has_gone_wrong(beside, monkeypatch):
-    monkeypatch.setattr("allranks.plugins.stress.agent.beside_run._START", 0.0)
-    assert beside("time.sleep(600)", limit=2.0, count=1)[:2] == (1, 1)
+def test_one_that_does_not_end_is_killed_and_has_gone_wrong(baseline, monkeypatch):
+    monkeypatch.setattr("allranks.plugins.stress.agent.baseline_run._START", 0.0)
+    assert baseline("time.sleep(600)", limit=2.0, count=1)[:2] == (1, 1)
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "report"),
     [
         ("self.skipTest('not here')", "it is skipped there"),
         ("sys.stderr.write('no such device\\n'); os._exit(3)", "it does not run there: no such device"),
     ],
 )
-def test_what_says_nothing_of_the_test_is_not_counted(beside, body, told):
-    assert beside(body, count=9) == (0, 0, told)
+def test_what_says_nothing_of_the_test_is_not_counted(baseline, body, report):
+    assert baseline(body, count=9) == (0, 0, report)
 
 
-def test_a_job_that_is_ended_ends_the_process_and_tells_what_was_done(beside):
+def test_a_job_that_is_ended_ends_the_process_and_tells_what_was_done(baseline):
     def hang_up():
-        while not (beside.folders.code / "count").exists():
+        while not (baseline.folders.code / "count").exists():
             time.sleep(0.01)
-        beside.end.hang_up()
+        baseline.end.hang_up()
 
     thread = threading.Thread(target=hang_up)
     thread.start()
     with pytest.raises(HangupError):
-        beside("time.sleep(600)", count=1)
+        baseline("time.sleep(600)", count=1)
     thread.join()
 
 
-def test_other_jobs_repeat_nothing(beside):
-    assert beside("pass", beside=False) is None
+def test_other_jobs_repeat_nothing(baseline):
+    assert baseline("pass", baseline=False) is None
 
 
 def test_a_file_that_is_no_script_is_run_by_pytest():
     terms = replace(LAUNCHER, is_script=False)
-    assert command_of(NODEID, terms) == ["-m", "pytest", "-q", "-p", "no:cacheprovider", NODEID]
-    assert command_of(NODEID, LAUNCHER) == ["test_x.py", "TestX.test_y"]
+    assert torch_command(NODEID, terms) == ["-m", "pytest", "-q", "-p", "no:cacheprovider", NODEID]
+    assert torch_command(NODEID, LAUNCHER) == ["test_x.py", "TestX.test_y"]
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_a_file_that_is_no_script_is_run_by_pytest():
     ],
 )
 def test_only_a_process_that_has_run_the_test_says_how_it_went(status, text, is_bad):
-    assert outcome_of(status, text) is is_bad
+    assert has_failed(status, text) is is_bad
