@@ -99,8 +99,8 @@ class Fault:
 
     name: str
     path: Path
-    world_size: int
-    test: str
+    world_size: int = 2
+    test: str = "test_fault"
     expected: Expectation
     others: Mapping[str, Expectation] = field(default_factory=dict)
     seconds: float
@@ -150,7 +150,7 @@ class Fault:
     @classmethod
     def _from(cls, said: dict[str, Any], name: str, path: Path) -> Self:
         own = {field.name for field in fields(Expectation)}
-        world_size = said["world_size"]
+        world_size = said.get("world_size", 2)
         read_here = own | {"others", "limits", "pytest_args", "says", "leaves", "exit_code"}
         rest = {key: value for key, value in said.items() if key not in read_here}
         expected = {key: value for key, value in said.items() if key in own}

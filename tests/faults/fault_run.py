@@ -73,6 +73,18 @@ extra = [{slurm_variables}]
 {environment}"""
 
 
+AFTER = """
+
+def test_after(world_size):
+    import torch
+
+    tensor = torch.ones(1)
+    torch.distributed.all_reduce(tensor)
+    assert tensor.item() == world_size
+"""
+"""The innocent test that follows each fault of a single file, unless the file has its own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One testcase of the merged report."""
@@ -174,7 +186,9 @@ def _write_repository(fault: Fault, repository: Path, temporary: Path) -> None:
         shutil.copytree(fault.path, suite, ignore=shutil.ignore_patterns("__pycache__"))
     else:
         suite.mkdir(parents=True)
-        shutil.copy(fault.path, suite / f"test_{fault.name}.py")
+        source = fault.path.read_text(encoding="utf-8")
+        text = source if "def test_after(" in source else f"{source}{AFTER}"
+        (suite / f"test_{fault.name}.py").write_text(text, encoding="utf-8")
     limits = {**fault.limits, **({"memory_mib": fault.memory_mib} if fault.memory_mib else {})}
     variables = ", ".join(f"{name} = {json.dumps(value)}" for name, value in fault.environment.items())
     matrix = MATRIX.format(

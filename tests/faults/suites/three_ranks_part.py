@@ -94,9 +94,3 @@ def test_two_asleep(rank):
     if rank > 0:
         sleep()
     dist.monitored_barrier(timeout=timedelta(seconds=1))
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
     "test": "test_crashes",
     "verdict": ("error", "crashed"),
     "leading": 1,
