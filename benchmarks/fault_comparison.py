@@ -177,7 +177,7 @@ def _merged(results: Path, fault: Fault) -> Heard:
     tests = {test.name: test.verdict for suite in suites for test in suite.tests}
     verdict = tests.get(fault.judged)
     if verdict is None:
-        return Heard(said="; ".join(each.message for each in tests.values()) or "no verdict")
+        return Heard(said="; ".join(test.message for test in tests.values()) or "no verdict")
     leading = "" if verdict.leading is None else f", rank {verdict.leading} leads"
     said = f"{verdict.kind}{leading}: {verdict.message}" if verdict.message else f"{verdict.kind}{leading}"
     return Heard(said=said, seconds=_seconds_of_ranks(results, fault.judged))
@@ -187,11 +187,11 @@ def _seconds_of_ranks(results: Path, test: str) -> float | None:
     """From the release of the test to the arrival of the last outcome of it."""
     job = next(results.glob("cells/*/*/attempt-1"))
     records = [decode(line) for line in (job / JOURNAL).read_bytes().splitlines()]
-    own = [each for each in records if isinstance(each, TestStarted | Passed | RankEnded)]
-    of_test = [each for each in own if each.nodeid.endswith(f"::{test}")]
-    began = [each.at for each in of_test if isinstance(each, TestStarted)]
-    passed = [at for each in of_test if isinstance(each, Passed) for at in each.arrived]
-    arrived = [*passed, *(each.arrived for each in of_test if isinstance(each, RankEnded))]
+    own = [record for record in records if isinstance(record, TestStarted | Passed | RankEnded)]
+    of_test = [item for item in own if item.nodeid.endswith(f"::{test}")]
+    began = [record.at for record in of_test if isinstance(record, TestStarted)]
+    passed = [at for record in of_test if isinstance(record, Passed) for at in record.arrived]
+    arrived = [*passed, *(record.arrived for record in of_test if isinstance(record, RankEnded))]
     return max(arrived) - min(began) if began and arrived else None
 
 
@@ -276,7 +276,7 @@ def row(name: str, fault: Fault, runners: Sequence[str], runs: int) -> str:
     """The fault under each runner, in turn; of several runs, the one of the median time."""
     cells = []
     for runner in runners:
-        found = sorted((_tried(runner, name, fault) for _ in range(runs)), key=lambda each: each[0])
+        found = sorted((_tried(runner, name, fault) for _ in range(runs)), key=lambda item: item[0])
         text = found[(runs - 1) // 2][1]
         cells.append(text if " | " in text else f"{text} | ")
     return f"| {fault.title} | {' | '.join(cells)} |"

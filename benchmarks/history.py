@@ -69,7 +69,7 @@ def broken(dice: random.Random, cells: int) -> Iterator[list[int]]:
         new = {(dice.randrange(TESTS), dice.randrange(cells // quarter)) for _ in range(each_run - len(fixed))}
         added = sorted(new - set(bad))
         changed = [bad[place] for place in fixed] + added
-        bad = [each for place, each in enumerate(bad) if place not in fixed] + added
+        bad = [item for place, item in enumerate(bad) if place not in fixed] + added
         yield [test * cells + quarter * part + cell for test, part in changed for cell in range(quarter)]
 
 
@@ -90,7 +90,7 @@ class Cells:
             TestVerdict(nodeid=nodeid, classname="", name="", verdict=passed, ranks=PassedRanks(team, place))
             for place, nodeid in enumerate(NODEIDS)
         ]
-        bad = [TestVerdict(nodeid=each, classname="", name="", verdict=failed, ranks=ranks) for each in NODEIDS]
+        bad = [TestVerdict(nodeid=nodeid, classname="", name="", verdict=failed, ranks=ranks) for nodeid in NODEIDS]
         self._forms = good, bad
         self._tests = [list(good) for _ in range(cells)]
 

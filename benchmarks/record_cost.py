@@ -134,8 +134,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     size = Size(options.ranks, options.tests, options.runs)
-    missed = [each for part in options.part or PARTS for each in PARTS[part](size)]
-    print("\n".join(f"MISSED {each}" for each in missed) or "all targets met")
+    missed = [failure for part in options.part or PARTS for failure in PARTS[part](size)]
+    print("\n".join(f"MISSED {failure}" for failure in missed) or "all targets met")
     sys.exit(bool(missed))
 
 

@@ -224,7 +224,7 @@ def test_a_container_that_still_has_a_leased_gpu_is_removed_though_its_run_lives
             made.append(docker_client.containers.run(image, ["sleep", "60"], labels=labels, detach=True))
         DockerEngine(docker_client, ()).vacate(("GPU-leased",))
         left = docker_client.api.containers(filters={"label": "allranks.gpus"})
-        assert {each["Id"] for each in left} & {each.id for each in made} == {made[1].id}
+        assert {item["Id"] for item in left} & {item.id for item in made} == {made[1].id}
     finally:
         for container in made:
             with suppress(NotFound):

@@ -139,7 +139,7 @@ def test_a_cell_whose_gpus_are_not_here_is_skipped_test_by_test_with_torchs_code
     expected = SkipCode.NO_CUDA if engine == "process" and is_nccl_available() else SkipCode.BACKEND_UNAVAILABLE
     for case in done.cases.values():
         assert case.is_skipped
-        assert {each.name: each.value for each in case.child(Properties)}["allranks.skip_code"] == str(int(expected))
+        assert {prop.name: prop.value for prop in case.child(Properties)}["allranks.skip_code"] == str(int(expected))
         assert "GPU" in case.result[0].message
 
 

@@ -357,8 +357,8 @@ def contained(shared_cluster, image, docker_client, tmp_path):
     """The same repository, whose jobs run in containers of Docker."""
     repository = ContainedRepository(shared_cluster, tmp_path, image, docker_client.api)
     yield repository
-    for each in repository.containers:
-        docker_client.api.remove_container(each["Id"], force=True)
+    for container in repository.containers:
+        docker_client.api.remove_container(container["Id"], force=True)
 
 
 class ContainedRepository(Repository):
@@ -379,7 +379,7 @@ class ContainedRepository(Repository):
     @property
     def containers(self):
         listed = self.daemon.containers(all=True, filters={"label": "allranks.supervisor"})
-        return [each for each in listed if each["Labels"]["allranks.run"].startswith(self.runs)]
+        return [container for container in listed if container["Labels"]["allranks.run"].startswith(self.runs)]
 
 
 @acceptance
@@ -416,7 +416,7 @@ def test_a_stuck_container_of_a_supervisor_that_was_killed_goes_with_the_next_jo
         status, output = ended(process)
     assert status == 4, output
     assert "has left no exit status" in output
-    assert [each["Id"] for each in contained.containers] == [left["Id"]]
+    assert [container["Id"] for container in contained.containers] == [left["Id"]]
     status, output = contained.run(ONE, ALLRANKS_RUN_ID=f"{contained.runs}-next")
     assert status == 0, output
     assert contained.containers == []

@@ -246,9 +246,11 @@ def _left(run_id: str, engine: str, temporary: Path) -> Iterator[str]:
     if engine == "docker":
         with closing(connect()) as client:
             mine = {"label": f"allranks.run={run_id}"}
-            yield from (f"container {each['Names']}" for each in client.api.containers(all=True, filters=mine))
-            yield from (f"volume {each['Name']}" for each in client.api.volumes(filters=mine)["Volumes"] or [])
-            yield from (f"network {each['Name']}" for each in client.api.networks(filters=mine))
+            yield from (
+                f"container {container['Names']}" for container in client.api.containers(all=True, filters=mine)
+            )
+            yield from (f"volume {volume['Name']}" for volume in client.api.volumes(filters=mine)["Volumes"] or [])
+            yield from (f"network {network['Name']}" for network in client.api.networks(filters=mine))
 
 
 def _seen(folder: Path, exit_code: int, left: tuple[str, ...], said: str, struck: Sequence[float]) -> Seen:
@@ -272,7 +274,7 @@ def _seconds(attempt: Path, record: dict[str, Any], struck: Sequence[float]) -> 
     if not record:
         return None
     records = records_of(attempt / JOURNAL)
-    said = {type(each): each.at for each in reversed(records)}
+    said = {type(record): record.at for record in reversed(records)}
     ended = records[-1].at if NodeLost in said else record["finished"]
     began = said.get(Went, said.get(Imported, record["started"]))
     return float(ended - max([began, *struck]))
@@ -294,7 +296,7 @@ def _by_rank(compact: str) -> Iterator[tuple[int, str]]:
 
 
 def _case(case: TestCase) -> Case:
-    said = {each.name.removeprefix("allranks."): each.value for each in case.child(Properties) or ()}
+    said = {prop.name.removeprefix("allranks."): prop.value for prop in case.child(Properties) or ()}
     [outcome] = case.result or [None]
     captured = [child.text or "" for kind in (SystemOut, SystemErr) if (child := case.child(kind)) is not None]
     return Case(
@@ -327,8 +329,8 @@ def _of_run(fault: Fault, seen: Seen) -> Iterator[str]:
         yield f"it took {seen.seconds:.1f} s, more than {fault.seconds:g} s and {SLACK:g} s of slack"
     if seen.size > SIZE:
         yield f"its results take {seen.size >> 20} MiB, more than {SIZE >> 20}"
-    left = (each for each in seen.left if not any(part in each for part in fault.leaves))
-    yield from (f"left behind: {each}" for each in left)
+    left = (item for item in seen.left if not any(part in item for part in fault.leaves))
+    yield from (f"left behind: {item}" for item in left)
     said = " ".join(seen.said.split())  # long notes are wrapped
     yield from (f"the command did not say {word!r}" for word in fault.says if word not in said)
     if "This is a bug in allranks" in seen.said:

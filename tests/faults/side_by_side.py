@@ -35,7 +35,7 @@ class Outcome:
     @property
     def story(self) -> str:
         """What was wrong, and all that one needs to find out why."""
-        wrong = "\n".join(f"- {each}" for each in self.wrong)
+        wrong = "\n".join(f"- {problem}" for problem in self.wrong)
         return f"{self.fault.name} on {self.engine} (see {self.fault.source}):\n{wrong}\nseen:\n{self.seen.story}"
 
 

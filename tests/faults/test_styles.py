@@ -96,7 +96,7 @@ def case_of(seen: Seen, name: str) -> Case:
 
 def notices_of(seen: Seen, name: str) -> list[str]:
     records = records_of(seen.folder / JOURNAL)
-    return [each.text for each in records if isinstance(each, Notice) and each.nodeid.endswith(f"::{name}")]
+    return [record.text for record in records if isinstance(record, Notice) and record.nodeid.endswith(f"::{name}")]
 
 
 @pytest.mark.parametrize(("run", "style", "fault"), EVERYTHING)

@@ -116,7 +116,7 @@ class Outcome:
     @property
     def story(self) -> str:
         """What was wrong, and all that one needs to find out why."""
-        wrong = "\n".join(f"- {each}" for each in self.wrong)
+        wrong = "\n".join(f"- {problem}" for problem in self.wrong)
         tests = "\n".join(
             f"  {test.name[:100]!r}: {test.verdict} {dict(test.ranks)} {test.message[:200]}"
             for test in self.seen.suites.get(self.case.name, ())[:40]
@@ -247,7 +247,7 @@ def read(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> Seen
         exit_code=exit_code,
         suites={name: tuple(tests) for name, tests in suites.items()},
         greens={name: frozenset(_greens(path)) for name, path in attempts.items()},
-        sizes={path.name: sum(_size(each) for each in path.rglob("*")) for path in folder.glob("cells/*/*")},
+        sizes={path.name: sum(_size(item) for item in path.rglob("*")) for path in folder.glob("cells/*/*")},
         contradictions=tuple(_contradictions(folder / "report.json", suites)),
         left=left,
         said=said,
@@ -262,7 +262,7 @@ def _size(path: Path) -> int:
 
 
 def _test(case: ET.Element) -> Reported:
-    said = {each.get("name", "").removeprefix("allranks."): each.get("value", "") for each in case.iter("property")}
+    said = {prop.get("name", "").removeprefix("allranks."): prop.get("value", "") for prop in case.iter("property")}
     [outcome] = [child for child in case if child.tag in ("failure", "error", "skipped")] or [None]
     return Reported(
         name=_name(said.get("nodeid", case.get("name", ""))),
@@ -315,12 +315,12 @@ def _of_run(seen: Seen) -> Iterator[str]:
         yield "the command printed a traceback"
     if any(line.startswith("FORGED") for line in seen.said.splitlines()):
         yield "a suite wrote a line of the terminal's"
-    yield from (f"left behind: {each}" for each in seen.left)
-    yield from (f"reports: {each}" for each in seen.contradictions)
+    yield from (f"left behind: {item}" for item in seen.left)
+    yield from (f"reports: {contradiction}" for contradiction in seen.contradictions)
     said = literal(COMMON / "bystander.py", "TRUTH")["tests"]
-    tests = {name: Truth.read(each) for name, each in said.items()}
+    tests = {name: Truth.read(line) for name, line in said.items()}
     for name in BYSTANDERS:
-        yield from (f"{name}: {each}" for each in _of_suite(tests, name, seen))
+        yield from (f"{name}: {problem}" for problem in _of_suite(tests, name, seen))
 
 
 def _of_case(case: Hostile, seen: Seen) -> Iterator[str]:
@@ -355,7 +355,7 @@ def _of_tests(name: str, truth: Truth, found: Sequence[Reported]) -> Iterator[st
     if truth.one_is_bad and found and all(test.verdict in ("passed", "skipped") for test in found):
         yield f"{name}: none is bad"
     for test in found:
-        yield from (f"{test.name[:80]!r}: {each}" for each in _of_test(truth, test))
+        yield from (f"{test.name[:80]!r}: {problem}" for problem in _of_test(truth, test))
 
 
 def _of_test(truth: Truth, test: Reported) -> Iterator[str]:

@@ -110,7 +110,7 @@ class Hostile:
             name=path.stem,
             kind=path.parent.name,
             path=path,
-            tests={name: Truth.read(each) for name, each in {**around, **said.pop("tests")}.items()},
+            tests={name: Truth.read(item) for name, item in {**around, **said.pop("tests")}.items()},
             limits={**LIMITS, "process_group": 12, "test": 15, "peer_grace": 0.3, **said.pop("limits", {})},
             engines=tuple(said.pop("engines", ENGINES)),
             arguments=tuple(said.pop("arguments", ())),

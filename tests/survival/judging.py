@@ -249,9 +249,11 @@ def in_daemon(run_id: str, daemon: HostDaemon) -> Iterator[str]:
     """What is left of a run in a daemon."""
     mine = {"label": f"{ownership.RUN_LABEL}={run_id}"}
     with closing(daemon.connect()) as client:
-        yield from (f"left: container {each['Names']}" for each in client.api.containers(all=True, filters=mine))
-        yield from (f"left: volume {each['Name']}" for each in client.api.volumes(filters=mine)["Volumes"] or [])
-        yield from (f"left: network {each['Name']}" for each in client.api.networks(filters=mine))
+        yield from (
+            f"left: container {container['Names']}" for container in client.api.containers(all=True, filters=mine)
+        )
+        yield from (f"left: volume {volume['Name']}" for volume in client.api.volumes(filters=mine)["Volumes"] or [])
+        yield from (f"left: network {network['Name']}" for network in client.api.networks(filters=mine))
 
 
 def of_leases(said: str) -> Iterator[str]:

@@ -90,7 +90,7 @@ class Scene:
 
     def agents(self) -> list[int]:
         """The run's agents on this host: each leads a session."""
-        pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
         mine = f"{RUN_VARIABLE}={self.run_id}"
         with suppress(ProcessLookupError):
             if self.cluster is not None:  # only command lines say there whose they are

@@ -91,7 +91,7 @@ class Trial:
     @property
     def story(self) -> str:
         """What was wrong, and what was said."""
-        wrong = "\n".join(f"- {each}" for each in self.wrong)
+        wrong = "\n".join(f"- {problem}" for problem in self.wrong)
         return f"{self.line}\n{wrong}\nit said:\n{self.said}\nall of it: {self.folder}"
 
 
@@ -247,7 +247,7 @@ class _Judge:
         if self._met and seconds > 2 * (self._place.length or LAST_RESORT) + incident.seconds:
             yield f"it took {seconds:.1f} s more"
         if incident.is_clean:
-            yield from (f"before any clean-up, {each}" for each in self._left())
+            yield from (f"before any clean-up, {item}" for item in self._left())
         if (self._run / "run.json").exists():
             yield from self._of_results()
         yield from self._clean_up()
@@ -284,7 +284,7 @@ class _Judge:
         yield from judging.of_report(self._run, found, self._scene.said(), is_whole=is_whole, is_spoiled=spoiled)
         if self._incident.is_written:
             yield from judging.of_told_failures(found, self._scene.said())
-        if self._incident.eats and not any("out-of-memory killer" in each for each in found.messages.values()):
+        if self._incident.eats and not any("out-of-memory killer" in message for message in found.messages.values()):
             yield "no message names the out-of-memory killer"
 
     def _clean_up(self) -> Iterator[str]:
@@ -301,7 +301,7 @@ class _Judge:
         found = judging.read_report(self._run / "report.json")
         may_crash = self._incident.kills_ranks and self._place.engine != "docker"
         wrong = judging.of_report(self._run, found, said, is_whole=True, may_crash=may_crash)
-        yield from (f"resumed: {each}" for each in wrong)
+        yield from (f"resumed: {problem}" for problem in wrong)
 
     def _command(self, *arguments: str) -> str:
         done = self._scene.allranks(*arguments)

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recordings = (
             run(options.run, options.named or list(SUITES))
             if options.run
-            else [_recording(each) for each in options.named]
+            else [_recording(test) for test in options.named]
         )
     except UnknownSuiteError as error:
         sys.exit(str(error))

@@ -12,7 +12,7 @@ PASSED, FAILED = Outcome("passed"), Outcome("failed", "RuntimeError: lost")
 
 
 def seen(*outcomes):
-    return [Recorded("T::test_x", each, 1.0, "") for each in outcomes]
+    return [Recorded("T::test_x", outcome, 1.0, "") for outcome in outcomes]
 
 
 def recording(folder, name, *lines):
@@ -75,7 +75,7 @@ def test_what_is_on_record_still_tells_that_a_test_is_flaky():
 def test_a_line_that_is_not_whole_is_left_out(tmp_path):
     path = recording(tmp_path, "torch-rpc.jsonl", line("T::a", "passed"))
     path.write_text(path.read_text() + '{"test": "T::b", "outc')
-    assert [each.test for each in read_recording(path)] == ["T::a"]
+    assert [item.test for item in read_recording(path)] == ["T::a"]
 
 
 def test_the_script_makes_a_record_of_recordings(tmp_path, monkeypatch, capsys):

@@ -51,7 +51,7 @@ def test_it_says_that_a_label_left_cells_out(gate):
     job = gate(selected="gloo-w2")
     assert job.result == "success"
     assert "A label of the pull request has selected these cells alone: `gloo-w2`" in job.summary
-    assert [each["title"] for each in job.annotations] == ["Not all cells"]
+    assert [annotation["title"] for annotation in job.annotations] == ["Not all cells"]
 
 
 @pytest.mark.parametrize("job", ["plan", "image", "run", "report"])

@@ -1,6 +1,5 @@
 """One rank raises an exception whose text cannot be had."""
 
-
 FAULT = {
     "verdict": ("failure", "failed"),
     "leading": 1,

@@ -1,6 +1,5 @@
 """One rank raises an exception with a message of 50 MB."""
 
-
 FAULT = {
     "verdict": ("failure", "failed"),
     "leading": 1,

@@ -1,6 +1,5 @@
 """One rank fails under -x: the rest is not run, and says so."""
 
-
 FAULT = {
     "pytest_args": ["-x"],
     "verdict": ("failure", "failed"),

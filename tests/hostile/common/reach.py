@@ -218,7 +218,9 @@ def folders() -> list[Path]:
     """The folders of this job that it may write: all that its processes name, and those beside and around these."""
     if IN_CONTAINER:
         mounts = {Path(line.split()[1]) for line in Path("/proc/mounts").read_text().splitlines()}
-        return [each for each in sorted(mounts) if each.is_dir() and not re.match(r"/(proc|sys|dev)\b|/$", str(each))]
+        return [
+            mount for mount in sorted(mounts) if mount.is_dir() and not re.match(r"/(proc|sys|dev)\b|/$", str(mount))
+        ]
     scratch = Path(os.environ["TMPDIR"])  # the job's own
     while not scratch.name.startswith("allranks-job-"):
         if scratch == scratch.parent:

@@ -104,8 +104,8 @@ def suite(tests, cell="mine-w2-g0-tcp"):
 
 def tables_of(*suites):
     reader = CapabilityReader()
-    for each in suites:
-        reader.add(each)
+    for item in suites:
+        reader.add(item)
     return reader.tables
 
 

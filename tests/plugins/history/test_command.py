@@ -31,8 +31,8 @@ def job(cell, letter, started):
     verdict = Verdict(kind=kind, rule=VerdictRule.PASSED if letter == "P" else VerdictRule.LEADING_OUTCOME)
     good = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
     tests = [
-        TestVerdict(nodeid=nodeid, classname="", name="", verdict=each)
-        for nodeid, each in ((TEST, verdict), (OTHER, good))
+        TestVerdict(nodeid=nodeid, classname="", name="", verdict=item)
+        for nodeid, item in ((TEST, verdict), (OTHER, good))
     ]
     return CellSuite(cell=cell, suite="s", tests=tuple(tests), started=started)
 

@@ -23,7 +23,7 @@ def lines_of(path, text):
 
 
 def letters(line):
-    return "".join(each.status for each in line.statuses)
+    return "".join(status.status for status in line.statuses)
 
 
 def past(merged, test=A):

@@ -23,7 +23,7 @@ def add_to_matrix(repository, text):
 
 def files(options):
     """The files in which a run would be recorded."""
-    return [each.path for each in options.sections if isinstance(each, HistoryRecorder)]
+    return [section.path for section in options.sections if isinstance(section, HistoryRecorder)]
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_merge_records_the_run_and_reports_its_past(allranks, ranks):
 def test_the_matrix_says_how_many_runs_are_kept_in_its_own_history(allranks, runs, table, kept):
     add_to_matrix(Path(), table)
     allranks("run")
-    [recorder] = [each for each in runs[0][1].sections if isinstance(each, HistoryRecorder)]
+    [recorder] = [section for section in runs[0][1].sections if isinstance(section, HistoryRecorder)]
     assert recorder.keep == kept
 
 

@@ -199,7 +199,7 @@ class TestSlurm(EngineContract):
         with engine.start(endless) as job:
             job.go()
             job.wait(heard)
-        [damage] = [each for each in heard if isinstance(each, Damage)]
+        [damage] = [record for record in heard if isinstance(record, Damage)]
         assert damage.what.partition("from")[0].strip() in {
             "its stream has shrunk",  # unless more was written at once, at its old end
             "its stream was changed after it had been read",
@@ -222,13 +222,13 @@ def wait_until(happens):
 def supervisors_of(name):
     """The process ids of the supervisors of a job."""
     found = []
-    for each in Path("/proc").glob("[0-9]*"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            command = (each / "cmdline").read_bytes().split(b"\0")
+            command = (path / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if command[1:2] == [b"-I"] and b"node_supervisor" in command[-3] and command[-2].endswith(name.encode()):
-            found.append(int(each.name))
+            found.append(int(path.name))
     return found
 
 
@@ -334,7 +334,7 @@ def test_a_request_names_what_slurm_needs(spec):
     assert asked[-1] == "/shared/job/job.sh"
     assert {"--no-requeue", "--nodes=2", "--gpus-per-node=2"} < {*asked}
     assert asked[-3:-1] == ["--partition=gpu", "--exclusive"]
-    assert [each for each in request(spec, folder, Slurm()) if each.startswith(("--gpus", "--partition"))] == []
+    assert [item for item in request(spec, folder, Slurm()) if item.startswith(("--gpus", "--partition"))] == []
 
 
 def test_names_of_jobs_are_distinct(spec):

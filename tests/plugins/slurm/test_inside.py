@@ -50,8 +50,8 @@ python = "{python}"
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
     """Nothing of a launcher that runs these tests."""
-    for each in LAUNCHERS:
-        for name in (each.rank, each.world_size, each.local_rank):
+    for launcher in LAUNCHERS:
+        for name in (launcher.rank, launcher.world_size, launcher.local_rank):
             monkeypatch.delenv(name, raising=False)
 
 

@@ -157,8 +157,8 @@ def test_a_process_whose_process_0_is_gone_ends_as_infrastructure(folder, start)
 
 def test_files_of_an_earlier_launch_of_this_name_count_for_nothing(folder, node, start):
     write(folder / SESSION, Session(nonces=("a", "another nonce"), exit_code=1))
-    for each in (member(0), replace(member(1), nonce="another nonce")):
-        write(member_path(folder, each.rank), each)
+    for item in (member(0), replace(member(1), nonce="another nonce")):
+        write(member_path(folder, item.rank), item)
     ends = start(member(1, "n1"))
     nonces = []
 
@@ -174,8 +174,8 @@ def test_files_of_an_earlier_launch_of_this_name_count_for_nothing(folder, node,
 
 def test_folders_of_launches_that_were_killed_are_removed_after_a_while(folder, node):
     old, live = folder.with_name(".inside-old"), folder.with_name(".inside-live")
-    for each in (old, live):
-        write(member_path(each, 0), member(0))
+    for item in (old, live):
+        write(member_path(item, 0), member(0))
     os.utime(member_path(old, 0), (0, time.time() - 700))
     folder.with_name(".inside-new").mkdir()
     lead(node(member(0)), 1, LIMITS, lambda _leader: ExitCode.OK)
@@ -199,8 +199,8 @@ def test_one_process_of_each_node_is_elected(members, ranks):
 def leader(folder, node):
     """Process 0 of three nodes, whose other processes live as long as their files are there."""
     members = [member(0), member(1, "n1"), member(2, "n2")]
-    for each in members:
-        write(member_path(folder, each.rank), each)
+    for item in members:
+        write(member_path(folder, item.rank), item)
     leader = LaunchLeader(members, node(members[0]), 600.0)
     leader.start()
     yield leader

@@ -108,7 +108,7 @@ def test_programs_read_the_answer_alone(bisect, commits, git):
     report = json.loads(out)
     assert (code, report["exit_code"], report["suspects"]) == (0, 0, [git("rev-parse", "c3")])
     assert report["confidence"] >= 0.99
-    assert {each["subject"].partition(" ")[2]: each["runs"] > 0 for each in report["commits"]}["Change 3"] is True
+    assert {item["subject"].partition(" ")[2]: item["runs"] > 0 for item in report["commits"]}["Change 3"] is True
     assert "failed" in err
 
 

@@ -69,7 +69,7 @@ def test_failures_that_chance_spreads_seldom_follow_an_axis(bad, seed):
     places = random.Random(seed).sample(range(80), bad)  # noqa: S311 - one of Hypothesis would look for bad luck
     found = rates(lambda _: (0, 10))
     shared = [sum(place // 10 == index for place in places) for index in range(8)]
-    drawn = [CellRate(cell=each.cell, axes=each.axes, bad=b, runs=10) for each, b in zip(found, shared, strict=True)]
+    drawn = [CellRate(cell=item.cell, axes=item.axes, bad=b, runs=10) for item, b in zip(found, shared, strict=True)]
     assert all(split.confidence < 1 for split in deciding_axes(drawn, 0.5))
     assert deciding_axes(drawn, 1 - 1e-9) == []
 

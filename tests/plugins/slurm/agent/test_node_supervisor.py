@@ -64,8 +64,8 @@ def assembly(seconds):
 
 def test_a_node_learns_where_the_first_one_listens(nodes):
     posts = [NodeConfig(node=node, leader="", port=0, token=OWN) for node in (0, 1)]
-    first, held = nodes[0]._meet(posts[0], assembly(5))
-    second, nothing = nodes[1]._meet(posts[1], assembly(5))
+    first, held = nodes[0]._rendezvous(posts[0], assembly(5))
+    second, nothing = nodes[1]._rendezvous(posts[1], assembly(5))
     assert nothing is None
     with held:
         assert (second.leader, second.port) == held.getsockname() == (first.leader, first.port)
@@ -74,7 +74,7 @@ def test_a_node_learns_where_the_first_one_listens(nodes):
 
 def test_a_node_whose_first_one_never_comes_says_so(nodes):
     with pytest.raises(OSError, match=r"node 0 has not published its address within 0\.1 s \(limits\.assembly\)"):
-        nodes[1]._meet(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(0.1))
+        nodes[1]._rendezvous(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(0.1))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_node_whose_job_is_over_waits_for_the_first_one_no_longer(nodes, tmp_p
     end(nodes[1], tmp_path)
     began = time.monotonic()
     with pytest.raises(OSError, match="node 0 has not published its address"):
-        nodes[1]._meet(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(5.0))
+        nodes[1]._rendezvous(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(5.0))
     assert time.monotonic() < began + 3.0
 
 

@@ -29,7 +29,7 @@ class Race:
         self.asked = 0
 
     def count(self, skew, tries, enough):
-        late = {(each.rank, each.kind, each.call): each.seconds for each in parse_delays(skew)}
+        late = {(delay.rank, delay.kind, delay.call): delay.seconds for delay in parse_delays(skew)}
         has_all = all(late.get(key, 0) >= seconds for key, seconds in self.needed.items())
         bad = runs = 0
         while runs < tries and bad < enough:
@@ -66,7 +66,7 @@ def test_a_search_of_few_among_many_asks_little():
 @pytest.mark.parametrize("rate", [1.0, 0.7, 0.3])
 def test_the_delay_that_matters_is_found_at_any_rate_and_shortened(rate):
     drawn = drawn_delays("heavy", 2, 2)
-    longest = max(drawn, key=lambda each: each.seconds)
+    longest = max(drawn, key=lambda item: item.seconds)
     race = Race({(longest.rank, longest.kind, longest.call): longest.seconds / 3}, rate, seed=1)
     found = shrink(drawn, race.count, race.count)
     [delay] = found.delays
@@ -117,7 +117,7 @@ def test_a_disturbed_rank_is_named_by_the_call_at_which_it_may_be_late_instead(o
 
     class Either(Race):
         def count(self, skew, tries, enough):
-            found = {(each.rank, each.kind, each.call) for each in parse_delays(skew)}
+            found = {(delay.rank, delay.kind, delay.call) for delay in parse_delays(skew)}
             self.rate = float(bool(found & {needed, (1, outside, 20)}))
             return super().count(skew, tries, enough)
 

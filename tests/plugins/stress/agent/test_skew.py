@@ -85,13 +85,13 @@ def test_no_delays_are_a_skew_of_their_own():
 def test_what_the_supervisor_does_is_drawn_from_the_seed_and_can_be_named():
     drawn = [drawn_outside("heavy", seed, 2) for seed in range(400)]
     assert drawn == [drawn_outside("heavy", seed, 2) for seed in range(400)]
-    kinds = Counter(each.kind for some in drawn for each in some)
+    kinds = Counter(delay.kind for some in drawn for delay in some)
     assert kinds.keys() == {"joining", "stopped", "throttled", "crowded", "busy"}
     assert sum(not some for some in drawn) > 100, "most repetitions are left alone"
     for some in drawn:
         named = drawn_outside(format_delays(some), 8, 2)
-        assert [(each.rank, each.kind, each.call) for each in named] == [(e.rank, e.kind, e.call) for e in some]
-        assert sum(each.seconds for each in some) <= max_delay("heavy", 2) - 2 * LEVELS["heavy"].most
+        assert [(delay.rank, delay.kind, delay.call) for delay in named] == [(e.rank, e.kind, e.call) for e in some]
+        assert sum(delay.seconds for delay in some) <= max_delay("heavy", 2) - 2 * LEVELS["heavy"].most
 
 
 def test_calls_are_delayed_only_as_delays_of_calls_have_it():
@@ -109,8 +109,8 @@ def test_the_delays_of_a_repetition_can_be_named_and_end_with_the_rank_s_share()
     for seed in range(40):
         delays = drawn_delays("heavy", seed, 2)
         for rank in range(2):
-            own = [each for each in delays if each.rank == rank and each.kind in {"before", "after"}]
-            assert sum(each.seconds for each in own) <= LEVELS["heavy"].most + 1e-9
+            own = [delay for delay in delays if delay.rank == rank and delay.kind in {"before", "after"}]
+            assert sum(delay.seconds for delay in own) <= LEVELS["heavy"].most + 1e-9
             drawn, left = lateness("heavy", seed, rank), LEVELS["heavy"].most
             if drawn is None:
                 assert not own
