@@ -182,6 +182,9 @@ def _write_repository(cases: Sequence[Hostile], engine: str, repository: Path) -
             else {"test_1_attack.py": case.path}
         )
         _write_suite(repository, case.name, {**files, **own})
+        if case.function:
+            with (repository / "suites" / case.name / "test_1_attack.py").open("a", encoding="utf-8") as file:
+                file.write(f"\n\ntest_attack = {case.function}\n")
     suites = {BYSTANDERS[0]: "job", **{case.name: case.isolation for case in cases}, BYSTANDERS[1]: "job"}
     matrix = MATRIX.format(
         nodes=cases[0].nodes,

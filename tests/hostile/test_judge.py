@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from declaration import literal
 from hostile_run import BYSTANDERS, COMMON, SIZE, Reported, Seen, judge
-from truth import SUITES, Hostile, Truth
+from truth import Truth, read_all
 
-CASE = Hostile.read(SUITES / "forks" / "returns_from_fork.py")
+CASE = read_all()["returns_from_fork"]
 
 
 def bystander() -> tuple[Reported, ...]:

@@ -1,5 +1,10 @@
-"""What is true of a hostile case: a literal in its own file, read without running that file."""
+"""The expected outcome of a hostile case, declared next to it and read without running it.
 
+Most cases are functions with the decorator ``attack`` in ``suites/KIND.py``. Other cases have files or folders of their
+own in ``suites/KIND``, with the literal ``TRUTH``.
+"""
+
+import ast
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +72,7 @@ class Hostile:
     Attributes:
         kind: What it attacks with: the folder that it lies in.
         path: Its file, or its folder.
+        function: The name of its function in this file; empty if the whole file is the case.
         tests: What is true of each test, by name; a name that ends in ``*`` stands for all that begin so.
         attack_only: Nothing is run before and after it.
         engines: Those that it runs on: the process engine protects against accidents only, so what reaches beyond the
@@ -78,6 +84,7 @@ class Hostile:
     name: str
     kind: str
     path: Path
+    function: str = ""
     tests: Mapping[str, Truth]
     attack_only: bool = False
     engines: tuple[str, ...] = ENGINES
@@ -97,19 +104,37 @@ class Hostile:
         """
         source = path / "test_1_attack.py" if path.is_dir() else path
         said = literal(source, "TRUTH")
+        return cls._from(said, name=path.stem, kind=path.parent.name, path=path)
+
+    @classmethod
+    def read_functions(cls, path: Path) -> Iterator[Self]:
+        """Read the declarations of all cases in a file.
+
+        Raises:
+            ValueError: One of them is wrong.
+        """
+        for function in ast.parse(path.read_text(encoding="utf-8")).body:
+            for call in function.decorator_list if isinstance(function, ast.FunctionDef) else ():
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "attack":
+                    said = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+                    ranks = [ast.literal_eval(rank) for rank in call.args]
+                    said["tests"] = {"test_attack": ranks, **said.get("tests", {})}
+                    name = function.name
+                    yield cls._from(said, name=name, kind=path.stem, path=path, function=name)
+
+    @classmethod
+    def _from(cls, said: dict[str, Any], *, name: str, path: Path, **more: str) -> Self:
         try:
-            return cls._from(said, path)
+            return cls._parse(said, name=name, path=path, **more)
         except (KeyError, TypeError, ValueError) as error:
-            msg = f"{source}: TRUTH is wrong: {type(error).__name__}: {error}"
+            msg = f"{path}: the declaration of {name} is wrong: {type(error).__name__}: {error}"
             raise ValueError(msg) from error
 
     @classmethod
-    def _from(cls, said: dict[str, Any], path: Path) -> Self:
+    def _parse(cls, said: dict[str, Any], **case: Any) -> Self:
         around = {} if said.get("attack_only") else {**BEFORE, **AFTER}
         return cls(
-            name=path.stem,
-            kind=path.parent.name,
-            path=path,
+            **case,
             tests={name: Truth.read(item) for name, item in {**around, **said.pop("tests")}.items()},
             limits={**LIMITS, "process_group": 12, "test": 15, "peer_grace": 0.3, **said.pop("limits", {})},
             engines=tuple(said.pop("engines", ENGINES)),
@@ -126,6 +151,7 @@ class Hostile:
 def read_all() -> dict[str, Hostile]:
     """Every case, by name."""
     cases = [Hostile.read(path) for path in _paths()]
+    cases += [case for path in sorted(SUITES.glob("*.py")) for case in Hostile.read_functions(path)]
     names = [case.name for case in cases]
     if len(set(names)) < len(names):
         msg = f"two cases of one name: {sorted(name for name in names if names.count(name) > 1)}"

@@ -6,13 +6,21 @@ On the process engine a suite keeps to its own job, because the host is not the 
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Attack = TypeVar("Attack", bound=Callable[..., None])
 
 IN_CONTAINER = os.environ["HOSTILE_ENGINE"] == "docker"
+
+
+def attack(*_ranks: str, **_more: object) -> Callable[[Attack], Attack]:
+    """Declare a case and its expected outcome (see truth.py): the function becomes the test ``test_attack``."""
+    return lambda function: function
+
 
 TESTS = (
     "test_0_before.py::test_victim",
