@@ -10,8 +10,8 @@ from allranks.plugins.slurm.file_calls import FileCalls, call_in_thread
 def test_calls_are_made_in_their_order():
     calls, made = FileCalls(), []
     for number in range(9):
-        calls.begin(lambda number=number: made.append(number))
-    assert calls.ask(lambda: list(made), 10) == list(range(9))
+        calls.submit(lambda number=number: made.append(number))
+    assert calls.call(lambda: list(made), 10) == list(range(9))
     calls.close()
 
 
