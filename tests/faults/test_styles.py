@@ -90,7 +90,7 @@ def seen_of() -> Iterator[Callable[[str], Seen]]:
 
 
 def case_of(seen: Seen, name: str) -> Case:
-    [case] = [case for case in seen.cases if case.name == name] or pytest.fail(seen.story)
+    [case] = [case for case in seen.cases if case.name == name] or pytest.fail(seen.details)
     return case
 
 

@@ -6,7 +6,7 @@ FAULT = {
     "verdict": ("passed", ""),
     "ranks": ["passed", "passed"],
     "exit_code": 0,
-    "says": ["rank 1", "sleep 3607"],
+    "prints": ["rank 1", "sleep 3607"],
     "seconds": 4,
 }
 

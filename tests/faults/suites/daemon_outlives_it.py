@@ -8,7 +8,7 @@ FAULT = {
     "verdict": ("passed", ""),
     "ranks": ["passed", "passed"],
     "exit_code": 0,
-    "says": ["left a process behind"],
+    "prints": ["left a process behind"],
     "seconds": 4,
 }
 

@@ -8,7 +8,7 @@ FAULT = {
     "verdict": ("passed", ""),
     "ranks": ["passed", "passed"],
     "exit_code": 0,
-    "says": ["rank 1", "multiprocessing.forkserver"],
+    "prints": ["rank 1", "multiprocessing.forkserver"],
     "seconds": 10,
 }
 
