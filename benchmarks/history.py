@@ -115,9 +115,9 @@ def record(path: Path, cells: Cells, run: int) -> float:
         recorder(job)
         took += time.process_time() - began
     began = time.process_time()
-    told = recorder.record(f"20260101T000000Z-{run:06x}")
-    if told.problem:
-        sys.exit(told.problem)
+    result = recorder.record(f"20260101T000000Z-{run:06x}")
+    if result.problem:
+        sys.exit(result.problem)
     return took + time.process_time() - began
 
 

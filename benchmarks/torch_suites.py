@@ -75,9 +75,9 @@ def under_torch(selection: Selection, folder: Path) -> tuple[Record, Seconds]:
     files = os.pathsep.join(str(ROOT / SUITES[suite].file) for suite in selection)
     names = [test for tests in selection.values() for test in tests]
     began = time.monotonic()
-    with log.open("w") as said:
+    with log.open("w") as output:
         command = [sys.executable, str(RUNNER), files, str(out), *names]
-        subprocess.run(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, check=False)
+        subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
     wall = time.monotonic() - began
     if not out.exists():
         sys.exit(f"torch's runner came to nothing:\n{log.read_text(encoding='utf-8')}")

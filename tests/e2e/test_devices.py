@@ -128,8 +128,10 @@ def lives(client, run_id, count):
 
     def listen():
         for event in stream:
-            said = event["Actor"]["Attributes"]
-            life = seen.setdefault(event["id"], {"job": said["allranks.job"], "node": said["allranks.node"]})
+            attributes = event["Actor"]["Attributes"]
+            life = seen.setdefault(
+                event["id"], {"job": attributes["allranks.job"], "node": attributes["allranks.node"]}
+            )
             life[event["Action"]] = event["timeNano"]
             if sum("destroy" in life for life in seen.values()) == count:
                 are_gone.set()

@@ -97,15 +97,15 @@ def test_every_way_to_end_has_its_verdict_and_names_its_rank(launch, scratch, en
     done = launch(scratch(EVERY_END), "--engine", engine)
     assert done.code == 1, done.output
     assert done.output.rstrip().endswith("exit code 1: tests failed")
-    said = {name: [(type(r).__name__, r.message) for r in case.result] for name, case in done.cases.items()}
-    assert said["test_passing"] == []
-    assert [kind for kind, _ in said["test_skipped"]] == ["Skipped"]
+    printed = {name: [(type(r).__name__, r.message) for r in case.result] for name, case in done.cases.items()}
+    assert printed["test_passing"] == []
+    assert [kind for kind, _ in printed["test_skipped"]] == ["Skipped"]
     for name, kind, start in (
         ("test_failing", "Failure", "rank 1 failed"),
         ("test_crashing", "Error", "rank 1 was killed by SIGSEGV"),
         ("test_hanging", "Error", "rank 0 timed out"),
     ):
-        [(found, message)] = said[name]
+        [(found, message)] = printed[name]
         assert found == kind
         assert message.startswith(start)
 

@@ -37,8 +37,8 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 
 
 def _facts(element: ET.Element) -> dict[str, str]:
-    said = element.find("properties")
-    found = () if said is None else said
+    output = element.find("properties")
+    found = () if output is None else output
     return {match.get("name", "").removeprefix("allranks."): match.get("value", "") for match in found}
 
 

@@ -114,7 +114,7 @@ def test_the_installed_torch_has_a_record():
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("message", "kept"),
     [
         ('File "/home/me/.venv/lib/torch/x.py", line 3', 'File "x.py", line 3'),
         ("cannot open /tmp/tmpabc123/store", "cannot open PATH"),
@@ -129,13 +129,13 @@ def test_the_installed_torch_has_a_record():
         ("long " * 100, ("long " * 100)[:160]),
     ],
 )
-def test_a_reason_has_nothing_of_the_machine(said, kept):
-    assert outcome("skipped", said).reason == kept
+def test_a_reason_has_nothing_of_the_machine(message, kept):
+    assert outcome("skipped", message).reason == kept
 
 
 def test_a_failure_is_told_by_the_exception_that_ended_it():
-    said = "Process 1 exited with error code 10:\nTraceback (most recent call last):\n  at x\nValueError: no\n"
-    assert outcome("failed", said) == Outcome("failed", "ValueError: no")
+    message = "Process 1 exited with error code 10:\nTraceback (most recent call last):\n  at x\nValueError: no\n"
+    assert outcome("failed", message) == Outcome("failed", "ValueError: no")
 
 
 def test_suites_and_tests_are_chosen_by_name():

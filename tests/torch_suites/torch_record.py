@@ -94,22 +94,22 @@ def read_record(torch: str, folder: Path = FOLDER) -> Record:
             "Make one with this torch, which takes an hour: python tests/torch_suites/record.py --run FOLDER"
         )
         raise NoRecordError(msg)
-    said = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
     return Record(
-        torch=said["torch"],
-        cell=said["cell"],
+        torch=content["torch"],
+        cell=content["cell"],
         suites={
-            suite: {test: Outcome(*item) for test, item in tests.items()} for suite, tests in _items(said, "suites")
+            suite: {test: Outcome(*item) for test, item in tests.items()} for suite, tests in _items(content, "suites")
         },
         flaky={
             suite: {test: tuple(Outcome(*item) for item in seen) for test, seen in tests.items()}
-            for suite, tests in _items(said, "flaky")
+            for suite, tests in _items(content, "flaky")
         },
     )
 
 
-def _items(said: Mapping[str, Any], name: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    items: Iterable[tuple[str, Mapping[str, Any]]] = said[name].items()
+def _items(content: Mapping[str, Any], name: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    items: Iterable[tuple[str, Mapping[str, Any]]] = content[name].items()
     return items
 
 

@@ -376,11 +376,11 @@ class _Machine:
         action = PINNED.fullmatch(step["uses"])["action"]
         inputs = {name: as_text(filled(value, self._scope)) for name, value in step.get("with", {}).items()}
         try:
-            said = getattr(self, "_" + re.sub(r"\W", "_", action))(inputs)
+            result = getattr(self, "_" + re.sub(r"\W", "_", action))(inputs)
         except ActionError as error:
             return Step(step["name"], "failure", log=f"::error::{error}")
         outputs = {"artifact-url": f"{RUN_URL}/artifacts/1"} if action == "actions/upload-artifact" else {}
-        return Step(step["name"], "success", outputs, log=str(said))
+        return Step(step["name"], "success", outputs, log=str(result))
 
     def _actions_checkout(self, inputs: Mapping[str, str]) -> str:
         """The repository in place of all that there is, or that of the workflow at its commit, beside it."""

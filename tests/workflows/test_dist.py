@@ -54,8 +54,8 @@ def image(docker_client, tmp_path_factory) -> str:  # noqa: ARG001 - is skipped 
     (folder / "suite").mkdir()
     head = '[matrix]\nbackend = ["gloo"]\nworld_size = [2]\n[suites.tiny]\npath = "suite"\n'
     (folder / "matrix.toml").write_text(head + RECIPE)
-    said = command(sys.executable, "-m", "allranks", "build", folder=folder, environ=dict(os.environ))
-    return said.splitlines()[-1].removeprefix("cpu: ")
+    output = command(sys.executable, "-m", "allranks", "build", folder=folder, environ=dict(os.environ))
+    return output.splitlines()[-1].removeprefix("cpu: ")
 
 
 @pytest.fixture(scope="module")
