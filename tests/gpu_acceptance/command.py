@@ -54,7 +54,7 @@ class Command:
     """A command of allranks that runs, or has ended."""
 
     process: subprocess.Popen[bytes]
-    output: Path
+    log: Path
     results: Path
     began: float
     deadline: float
@@ -62,7 +62,7 @@ class Command:
     @property
     def output(self) -> str:
         """What it has printed so far."""
-        return self.output.read_text(encoding="utf-8", errors="backslashreplace")
+        return self.log.read_text(encoding="utf-8", errors="backslashreplace")
 
     def wait(self) -> Run:
         """Wait for its end.

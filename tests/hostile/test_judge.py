@@ -96,7 +96,7 @@ def test_what_is_not_true_is_told(change, words):
     assert any(words in line for line in problems), problems
 
 
-@pytest.mark.parametrize("output", [["green", "any"], {"ranks": ["any"], "unknown": 1}])
+@pytest.mark.parametrize("words", [["green", "any"], {"ranks": ["any"], "unknown": 1}])
 def test_an_unknown_word_in_a_declaration_is_rejected(words):
     with pytest.raises((ValueError, TypeError)):
         Truth.read(words)
