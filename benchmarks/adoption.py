@@ -278,7 +278,7 @@ def _outcomes(report: Path) -> Outcomes:
     outcomes: dict[str, str] = {}
     for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - of tests that have just run
         test = f"{case.get('classname')}::{case.get('name')}"
-        tags = {"passed", outcomes.get(test, "passed"), *(each.tag for each in case)} & set(_SEVERITY)
+        tags = {"passed", outcomes.get(test, "passed"), *(child.tag for child in case)} & set(_SEVERITY)
         outcomes[test] = max(tags, key=_SEVERITY.index)
     return outcomes
 

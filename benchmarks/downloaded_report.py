@@ -108,15 +108,15 @@ def main() -> None:
             size = sum(file.stat().st_size for file in files) / 1e6
             for side in SIDES:
                 took = [measure(side, files) for _ in range(options.runs)]
-                seconds = statistics.median(each for each, _ in took)
-                memory[side].append(max(each for _, each in took))
+                seconds = statistics.median(item for item, _ in took)
+                memory[side].append(max(item for _, item in took))
                 print(
                     f"{tests:6,} x 64, {size:5.0f} MB: {side:12} {seconds:6.1f} s {memory[side][-1]:6.0f} MB",
                     flush=True,
                 )
     missed = [f"{side}: {MEGABYTES} MB" for side in BOUNDED if max(memory[side]) >= MEGABYTES]
     missed += [f"{side}: {GROWTH} MB more" for side in BOUNDED if memory[side][1] - memory[side][0] > GROWTH]
-    print("\n".join(f"MISSED {each}" for each in missed) or "all limits kept")
+    print("\n".join(f"MISSED {failure}" for failure in missed) or "all limits kept")
     sys.exit(bool(missed))
 
 

@@ -92,7 +92,7 @@ class Heard:
         seconds: From the start of the test until the verdict was known; None where there is none.
     """
 
-    said: str
+    message: str
     seconds: float | None = None
 
 
@@ -168,7 +168,7 @@ def under_allranks(name: str, fault: Fault, folder: Path) -> tuple[Heard, Ending
     results = folder / "results" / "latest"
     with contextlib.suppress(AllranksError):
         return _merged(results, fault), ending
-    return Heard(said="no results"), ending
+    return Heard(message="no results"), ending
 
 
 def _merged(results: Path, fault: Fault) -> Heard:
@@ -177,34 +177,34 @@ def _merged(results: Path, fault: Fault) -> Heard:
     tests = {test.name: test.verdict for suite in suites for test in suite.tests}
     verdict = tests.get(fault.judged)
     if verdict is None:
-        return Heard(said="; ".join(each.message for each in tests.values()) or "no verdict")
+        return Heard(message="; ".join(test.message for test in tests.values()) or "no verdict")
     leading = "" if verdict.leading is None else f", rank {verdict.leading} leads"
-    said = f"{verdict.kind}{leading}: {verdict.message}" if verdict.message else f"{verdict.kind}{leading}"
-    return Heard(said=said, seconds=_seconds_of_ranks(results, fault.judged))
+    message = f"{verdict.kind}{leading}: {verdict.message}" if verdict.message else f"{verdict.kind}{leading}"
+    return Heard(message=message, seconds=_seconds_of_ranks(results, fault.judged))
 
 
 def _seconds_of_ranks(results: Path, test: str) -> float | None:
     """From the release of the test to the arrival of the last outcome of it."""
     job = next(results.glob("cells/*/*/attempt-1"))
     records = [decode(line) for line in (job / JOURNAL).read_bytes().splitlines()]
-    own = [each for each in records if isinstance(each, TestStarted | Passed | RankEnded)]
-    of_test = [each for each in own if each.nodeid.endswith(f"::{test}")]
-    began = [each.at for each in of_test if isinstance(each, TestStarted)]
-    passed = [at for each in of_test if isinstance(each, Passed) for at in each.arrived]
-    arrived = [*passed, *(each.arrived for each in of_test if isinstance(each, RankEnded))]
+    own = [record for record in records if isinstance(record, TestStarted | Passed | RankEnded)]
+    of_test = [item for item in own if item.nodeid.endswith(f"::{test}")]
+    began = [record.at for record in of_test if isinstance(record, TestStarted)]
+    passed = [at for record in of_test if isinstance(record, Passed) for at in record.arrived]
+    arrived = [*passed, *(record.arrived for record in of_test if isinstance(record, RankEnded))]
     return max(arrived) - min(began) if began and arrived else None
 
 
 def under_torch(name: str, fault: Fault, folder: Path) -> tuple[Heard, Ending]:
     """The fault under torch's class."""
     if name == "hang_tear_down":
-        return Heard(said=NO_TEAR_DOWN), NONE
+        return Heard(message=NO_TEAR_DOWN), NONE
     variables = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_LIMIT), **_common(name, folder)}
     ending = run([sys.executable, "-m", "fault_suite.torch_faults"], folder, variables)
     heard = [line for line in _lines(folder) if line["test"] == fault.judged]
     if not heard:
-        return Heard(said="nothing"), ending
-    return Heard(said=heard[-1]["said"], seconds=heard[-1]["seconds"]), ending
+        return Heard(message="nothing"), ending
+    return Heard(message=heard[-1]["message"], seconds=heard[-1]["seconds"]), ending
 
 
 def under_xdist(name: str, fault: Fault, folder: Path) -> tuple[Heard, Ending]:
@@ -227,9 +227,9 @@ def _of_workers(events: Sequence[Mapping[str, Any]]) -> Heard:
             why = f": {shortened(event['said'], SHOWN // 2)}" if is_bad else ""
             outcomes[event["worker"]] = f"{event['worker']} {event['outcome']}{why}"
     if not outcomes:
-        return Heard(said="nothing")
+        return Heard(message="nothing")
     last = max(event["at"] for event in events)
-    return Heard(said="; ".join(outcomes[worker] for worker in sorted(outcomes)), seconds=last - min(started))
+    return Heard(message="; ".join(outcomes[worker] for worker in sorted(outcomes)), seconds=last - min(started))
 
 
 def _common(name: str, folder: Path) -> dict[str, str]:
@@ -252,12 +252,12 @@ RUNNERS = {"allranks": under_allranks, "torch": under_torch, "xdist": under_xdis
 def cell(heard: Heard, ending: Ending) -> str:
     """What a runner said, and its seconds, for one cell of the table."""
     if ending is NONE:
-        return shortened(heard.said)
+        return shortened(heard.message)
     end = f"no end after {CAP} s" if ending.status is None else f"{ending.wall:.1f} s"
     seconds = "never" if heard.seconds is None else f"{heard.seconds:.1f} s"
     loud = f"; prints {ending.printed / 1e6:.0f} MB" if ending.printed > LOUD else ""
     left = f"; leaves {ending.left} process{'es' if ending.left > 1 else ''}" if ending.left else ""
-    return f"{shortened(heard.said)} | {seconds} ({end}{loud}{left})"
+    return f"{shortened(heard.message)} | {seconds} ({end}{loud}{left})"
 
 
 def shortened(text: str, limit: int = SHOWN) -> str:
@@ -276,7 +276,7 @@ def row(name: str, fault: Fault, runners: Sequence[str], runs: int) -> str:
     """The fault under each runner, in turn; of several runs, the one of the median time."""
     cells = []
     for runner in runners:
-        found = sorted((_tried(runner, name, fault) for _ in range(runs)), key=lambda each: each[0])
+        found = sorted((_tried(runner, name, fault) for _ in range(runs)), key=lambda item: item[0])
         text = found[(runs - 1) // 2][1]
         cells.append(text if " | " in text else f"{text} | ")
     return f"| {fault.title} | {' | '.join(cells)} |"

@@ -124,7 +124,7 @@ def _of_agent(isolation: Isolation, world_size: int, folder: Path) -> float:
     with ProcessEngine(ROOT / "src").start(spec) as job:
         job.go()
         records: list[Record] = []
-        job.wait(lambda _node, said: records.append(said) if isinstance(said, Record) else None)
+        job.wait(lambda _node, output: records.append(output) if isinstance(output, Record) else None)
         job.collect(results)
     seconds = _seconds(records, results, BODIES * COPIES[isolation] * world_size)
     shutil.rmtree(results)

@@ -69,7 +69,7 @@ def broken(dice: random.Random, cells: int) -> Iterator[list[int]]:
         new = {(dice.randrange(TESTS), dice.randrange(cells // quarter)) for _ in range(each_run - len(fixed))}
         added = sorted(new - set(bad))
         changed = [bad[place] for place in fixed] + added
-        bad = [each for place, each in enumerate(bad) if place not in fixed] + added
+        bad = [item for place, item in enumerate(bad) if place not in fixed] + added
         yield [test * cells + quarter * part + cell for test, part in changed for cell in range(quarter)]
 
 
@@ -90,7 +90,7 @@ class Cells:
             TestVerdict(nodeid=nodeid, classname="", name="", verdict=passed, ranks=PassedRanks(team, place))
             for place, nodeid in enumerate(NODEIDS)
         ]
-        bad = [TestVerdict(nodeid=each, classname="", name="", verdict=failed, ranks=ranks) for each in NODEIDS]
+        bad = [TestVerdict(nodeid=nodeid, classname="", name="", verdict=failed, ranks=ranks) for nodeid in NODEIDS]
         self._forms = good, bad
         self._tests = [list(good) for _ in range(cells)]
 
@@ -115,9 +115,9 @@ def record(path: Path, cells: Cells, run: int) -> float:
         recorder(job)
         took += time.process_time() - began
     began = time.process_time()
-    told = recorder.record(f"20260101T000000Z-{run:06x}")
-    if told.problem:
-        sys.exit(told.problem)
+    result = recorder.record(f"20260101T000000Z-{run:06x}")
+    if result.problem:
+        sys.exit(result.problem)
     return took + time.process_time() - began
 
 

@@ -218,8 +218,8 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each command would compile allranks again
     sides = [side for side in SIDES if side not in options.skip]
     chosen = [corpus for corpus in CORPORA if corpus.name in (options.corpus or names)]
-    missed = [each for corpus in chosen for each in compare(corpus, sides, options.runs)]
-    print("\n".join(f"MISSED {each}" for each in missed) or "all targets met")
+    missed = [failure for corpus in chosen for failure in compare(corpus, sides, options.runs)]
+    print("\n".join(f"MISSED {failure}" for failure in missed) or "all targets met")
     sys.exit(bool(missed))
 
 

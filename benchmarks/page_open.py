@@ -132,8 +132,8 @@ def main() -> None:
     options = parser.parse_args()
     executable = find_chromium() or sys.exit("there is no Chromium on the PATH")
     with chromium(executable) as browser:
-        missed = [each for run in RUNS for each in measure(browser, run, options.runs)]
-    print("\n".join(f"MISSED {each}" for each in missed) or "all limits kept")
+        missed = [failure for run in RUNS for failure in measure(browser, run, options.runs)]
+    print("\n".join(f"MISSED {failure}" for failure in missed) or "all limits kept")
     sys.exit(bool(missed))
 
 

@@ -176,8 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (found := version("torch").partition("+")[0]) != options.torch:
         parser.error(f"this interpreter has torch {found}: install torch=={options.torch}")
     source = options.source.resolve()
-    paths = [str(Path(each)) for each in options.files] or _tree(source)
-    if absent := [each for each in paths if not (source / TREE / each).is_file()]:
+    paths = [str(Path(file)) for file in options.files] or _tree(source)
+    if absent := [path for path in paths if not (source / TREE / path).is_file()]:
         parser.error(f"{source / TREE} has no {', '.join(absent)}")
     options.results.mkdir(parents=True, exist_ok=True)
     files = []
@@ -225,8 +225,8 @@ def _read(results: Path, path: str) -> File:
         read = json.loads(_place(results, path).read_text(encoding="utf-8"))
         return File(
             path=path,
-            torch=[Ran(**each) for each in read["torch"]],
-            allranks=[Ran(**each) for each in read["allranks"]],
+            torch=[Ran(**item) for item in read["torch"]],
+            allranks=[Ran(**item) for item in read["allranks"]],
         )
     return File(path=path)
 
@@ -317,9 +317,9 @@ def _with_outcomes(ran: Ran, report: Path) -> Ran:
         if not case.get("classname"):  # the error of a file that could not be collected
             continue
         test = f"{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}"
-        seen = {"passed", outcomes.get(test, "passed"), *(_TAGS[each.tag] for each in case if each.tag in _TAGS)}
+        seen = {"passed", outcomes.get(test, "passed"), *(_TAGS[child.tag] for child in case if child.tag in _TAGS)}
         outcomes[test] = max(seen, key=_SEVERITY.index)
-        reasons.update((test, each.get("message") or "") for each in case if each.tag == "skipped")
+        reasons.update((test, child.get("message") or "") for child in case if child.tag == "skipped")
         seconds += float(case.get("time") or 0)
     return replace(ran, in_tests=seconds, outcomes=outcomes, reasons=reasons)
 
@@ -372,7 +372,7 @@ def _row(file: File) -> str:
     relations = file.relations()
     counts = Counter(relations.values())
     times = [f"{_mean(runs, name):.1f}" for name in ("seconds", "in_tests") for runs in (file.torch, file.allranks)]
-    return f"| {' | '.join([file.path, str(len(relations)), *(str(counts[each]) for each in COUNTED), *times])} |"
+    return f"| {' | '.join([file.path, str(len(relations)), *(str(counts[item]) for item in COUNTED), *times])} |"
 
 
 def _mean(runs: Sequence[Ran], name: str) -> float:
@@ -386,7 +386,7 @@ def _sum(files: Sequence[File]) -> str:
         for name in ("seconds", "in_tests")
         for sides in ([file.torch for file in files], [file.allranks for file in files])
     ]
-    cells = [f"**{len(files)} files**", str(counts.total()), *(str(counts[each]) for each in COUNTED), *times]
+    cells = [f"**{len(files)} files**", str(counts.total()), *(str(counts[item]) for item in COUNTED), *times]
     return f"| {' | '.join(cells)} |"
 
 

@@ -88,10 +88,10 @@ def _write_as_allranks(size: Size, folder: Path) -> list[Path]:
             )
             for number in range(size.tests)
         )
-        said = f'<properties><property name="allranks.rank" value="{rank}" /></properties>'
+        output = f'<properties><property name="allranks.rank" value="{rank}" /></properties>'
         path.write_text(
             f'<?xml version="1.0" encoding="utf-8"?><testsuites name="pytest tests"><testsuite tests="{size.tests}">'
-            f"{said}{cases}</testsuite></testsuites>",
+            f"{output}{cases}</testsuite></testsuites>",
             encoding="utf-8",
         )
     return paths
@@ -115,10 +115,10 @@ def _run(command: Sequence[str]) -> Cost:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:
-        said, seconds, kilobytes = answer.read().split()
+        output, seconds, kilobytes = answer.read().split()
     os.wait()
-    if said not in {"0", "1"}:
-        sys.exit(f"{' '.join(command[:5])} … ended with {said}")
+    if output not in {"0", "1"}:
+        sys.exit(f"{' '.join(command[:5])} … ended with {output}")
     return Cost(float(seconds), int(kilobytes) / 1024)
 
 
@@ -134,8 +134,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     size = Size(options.ranks, options.tests, options.runs)
-    missed = [each for part in options.part or PARTS for each in PARTS[part](size)]
-    print("\n".join(f"MISSED {each}" for each in missed) or "all targets met")
+    missed = [failure for part in options.part or PARTS for failure in PARTS[part](size)]
+    print("\n".join(f"MISSED {failure}" for failure in missed) or "all targets met")
     sys.exit(bool(missed))
 
 

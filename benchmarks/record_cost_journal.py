@@ -177,7 +177,7 @@ def main() -> None:
     for part in options.part or PARTS:
         measure, tests = PARTS[part]
         missed += list(measure(Size(options.ranks, options.tests or tests, options.runs)))
-    print("\n".join(f"MISSED {each}" for each in missed) or "all targets met")
+    print("\n".join(f"MISSED {failure}" for failure in missed) or "all targets met")
     sys.exit(bool(missed))
 
 

@@ -89,7 +89,7 @@ def run_tests(tests: Sequence[tuple[str, int, Test]], lanes: int) -> None:
         for child in [_fork(_lane(tests[number::lanes], Path(folder, str(number)))) for number in range(lanes)]:
             os.waitpid(child, 0)
         ended = [
-            line.split() for each in sorted(Path(folder).glob("*.ended")) for line in each.read_text().splitlines()
+            line.split() for path in sorted(Path(folder).glob("*.ended")) for line in path.read_text().splitlines()
         ]
     print(Counter(outcome for _, outcome in ended), *sorted(name for name, outcome in ended if outcome == "failed"))
 

@@ -190,9 +190,9 @@ def closest(moments: Sequence[float]) -> float:
 
 def compare(rounds: Sequence[Round]) -> bool:
     """Print the ratio of the medians; True if a limit is exceeded."""
-    ours = statistics.median(each.ours for each in rounds)
-    theirs = statistics.median(each.theirs for each in rounds)
-    apart = min(closest(each.polls) for each in rounds)
+    ours = statistics.median(round_.ours for round_ in rounds)
+    theirs = statistics.median(round_.theirs for round_ in rounds)
+    apart = min(closest(round_.polls) for round_ in rounds)
     print(f"median {ours:.1f} s, {theirs:.1f} s: ratio {ours / theirs:.2f} (at most {LIMIT})", end=", ")
     print(f"squeue every {apart:.1f} s (at least {POLL:g}, less the start of a process)")
     return ours / theirs > LIMIT or apart < POLL - 0.5

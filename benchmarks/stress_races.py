@@ -96,13 +96,13 @@ def main() -> int:
             again = stress(*words).bad
         plain_finds += bool(plain.number)
         is_good = is_good and bool(late.number) and again >= ENOUGH
-        columns = [told(plain), told(late), f"{again} of {TRIES}", late.how]
+        columns = [result(plain), result(late), f"{again} of {TRIES}", late.how]
         print(f"| {test.removeprefix('test_').replace('_', ' ')} | {' | '.join(columns)} |", flush=True)
     print(f"\nPlain repetition found {plain_finds} of {len(options.tests)}.")
     return 0 if is_good and 2 * plain_finds <= len(options.tests) else 1
 
 
-def told(found: Found) -> str:
+def result(found: Found) -> str:
     """A run in a cell of the table."""
     return f"{found.seconds:.1f} s ({found.number})" if found.number else f"none in {found.runs:,}"
 

@@ -111,14 +111,14 @@ def measure(command: Sequence[str], folder: Path) -> Cost:
     """Run a command in a folder, in a process whose children are its alone."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     began = time.perf_counter()
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
-            said.seek(0)
-            last = said.read().decode(errors="replace")[-2000:]
+            output.seek(0)
+            last = output.read().decode(errors="replace")[-2000:]
             sys.exit(f"{' '.join(command)[:200]} ended with {process.returncode}:\n{last}")
     return Cost(wall=wall, cpu=usage.ru_utime + usage.ru_stime, memory=largest(usage))
 

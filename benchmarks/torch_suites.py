@@ -75,15 +75,15 @@ def under_torch(selection: Selection, folder: Path) -> tuple[Record, Seconds]:
     files = os.pathsep.join(str(ROOT / SUITES[suite].file) for suite in selection)
     names = [test for tests in selection.values() for test in tests]
     began = time.monotonic()
-    with log.open("w") as said:
+    with log.open("w") as output:
         command = [sys.executable, str(RUNNER), files, str(out), *names]
-        subprocess.run(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, check=False)
+        subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
     wall = time.monotonic() - began
     if not out.exists():
         sys.exit(f"torch's runner came to nothing:\n{log.read_text(encoding='utf-8')}")
     recording = list(read_recording(out))
-    record = record_of([(suite_of_module(each.module), [each]) for each in recording], Record(torch=installed_torch()))
-    return record, Seconds(wall=wall, tests=sum(each.seconds for each in recording))
+    record = record_of([(suite_of_module(test.module), [test]) for test in recording], Record(torch=installed_torch()))
+    return record, Seconds(wall=wall, tests=sum(test.seconds for test in recording))
 
 
 def under_allranks(name: str, selection: Selection, folder: Path) -> Ran:
@@ -112,7 +112,7 @@ def _is_same(record: Record, selection: Selection, ran: Ran) -> bool:
     compared = compare(record, ran.suites, selection, read_known())
     print(report(compared, ran.troubles))
     # What one side alone has is a difference here: both have just run the same.
-    return is_good(compared, ran.troubles) and all(each.torch for each in compared)
+    return is_good(compared, ran.troubles) and all(comparison.torch for comparison in compared)
 
 
 def _spread(rans: Sequence[Ran]) -> str:
@@ -130,7 +130,7 @@ def chosen(name: str, record: Record, size: int) -> Selection:
 
 
 def _shares(tests: Sequence[Listed]) -> str:
-    skipped = sum(each.outcome.kind == "skipped" for each in tests)
+    skipped = sum(test.outcome.kind == "skipped" for test in tests)
     return f"{len(tests)} tests ({len(tests) - skipped} executed, {skipped} skipped)"
 
 
@@ -146,7 +146,14 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # torch's ranks would compile the suite again for each test
     selections = {name: _selected(name, options.tests, full=options.full) for name in options.list or LISTS}
     if options.names:
-        print("\n".join(f"{suite}::{test}" for each in selections.values() for suite in each for test in each[suite]))
+        print(
+            "\n".join(
+                f"{suite}::{test}"
+                for selection in selections.values()
+                for suite in selection
+                for test in selection[suite]
+            )
+        )
         return
     held = [measure(name, selection, options.runs) for name, selection in selections.items()]
     sys.exit(not all(held))

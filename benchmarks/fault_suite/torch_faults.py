@@ -63,7 +63,7 @@ class HeardResult(unittest.TestResult):
     def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         """Write it down."""
         super().stopTest(test)
-        line = {"test": test.id().rpartition(".")[2], "seconds": time.time() - self._began, "said": self._said(test)}
+        line = {"test": test.id().rpartition(".")[2], "seconds": time.time() - self._began, "message": self._said(test)}
         with Path(os.environ["HEARD"]).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -43,12 +43,14 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """A worker has ended a phase of a test, or has died in it."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    said = crash.message if crash else report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    message = (
+        crash.message if crash else report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    )
     node = getattr(report, "node", None)
     _heard(
         test=report.nodeid.rpartition("::")[2],
         when=report.when,
         worker=node.gateway.id if node else "gw?",
         outcome=report.outcome,
-        said=said[:1000],
+        message=message[:1000],
     )

@@ -56,7 +56,12 @@ class ActRun:
     @property
     def errors(self) -> list[str]:
         """The messages of all error annotations."""
-        return [each["message"] for run in self.jobs.values() for each in run.annotations if each["level"] == "error"]
+        return [
+            annotation["message"]
+            for run in self.jobs.values()
+            for annotation in run.annotations
+            if annotation["level"] == "error"
+        ]
 
 
 def see_nothing(_line: Line) -> None:

@@ -95,7 +95,9 @@ def test_a_failing_test_closes_it(push):
     run = push(MATRIX, {"good": SUITE, "other": FAILS})
     assert [run.job("run", slug).step("Run").outcome for slug in (GOOD, OTHER)] == ["success", "failure"]
     assert run.results[f"run {OTHER}"] == run.results["report"] == "failure"
-    [annotation] = [each for each in run.job("report").annotations if "one rank too many" in each["message"]]
+    [annotation] = [
+        annotation for annotation in run.job("report").annotations if "one rank too many" in annotation["message"]
+    ]
     assert (annotation["file"], annotation["line"]) == ("tests/other/test_other.py", "8")
     everywhere(run, "one rank too many")
 
@@ -123,8 +125,8 @@ def removed_cells(name, docker_client, nothing_is_left) -> Iterator[None]:  # no
     for container in docker_client.containers.list(all=True, filters=mine):
         container.remove(force=True, v=True)
     for kind in (docker_client.networks, docker_client.volumes):
-        for each in kind.list(filters=mine):
-            each.remove()
+        for item in kind.list(filters=mine):
+            item.remove()
 
 
 @pytest.mark.usefixtures("removed_cells")
@@ -177,8 +179,8 @@ OF_ALLRANKS = (
 def test_a_push_to_the_repository_of_dist_itself_tests_its_own_commit(runner, image, tmp_path):
     repository = tmp_path / "repository"
     repository.mkdir()
-    for each in OF_ALLRANKS:
-        command("cp", "-a", str(ROOT / each), str(repository), folder=ROOT)
+    for item in OF_ALLRANKS:
+        command("cp", "-a", str(ROOT / item), str(repository), folder=ROOT)
     version = repository / "src" / "allranks" / "__init__.py"
     version.write_text(re.sub('__version__ = "[^"]*"', '__version__ = "98.7"', version.read_text()))
     lay(repository, MATRIX.replace("{image}", image), {"good": SUITE, "other": SUITE})

@@ -28,7 +28,7 @@ def test_without_its_server_an_action_is_named_and_nothing_is_left(folder, tmp_p
     assert what.startswith("actions/cache cannot be had at ")
     assert "does not appear to be a git repository" in why
     assert f"lay a copy of that commit into {folder}/actions/cache@" in remedy
-    assert [each.name for each in folder.iterdir()] == ["actions"]
+    assert [path.name for path in folder.iterdir()] == ["actions"]
 
 
 def test_copies_that_are_there_need_no_server(folder, tmp_path):

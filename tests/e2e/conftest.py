@@ -107,7 +107,7 @@ def _foreign_objects() -> set[str]:
         return set()
     with closing(client):
         found = [*client.api.networks(), *(client.api.volumes()["Volumes"] or [])]
-        return {each["Name"] for each in found if "allranks.run" not in (each["Labels"] or {})}
+        return {match["Name"] for match in found if "allranks.run" not in (match["Labels"] or {})}
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_the_commit_is_found_and_the_checkout_is_left_alone(scratch, engine, tmp
     command = [sys.executable, "-m", "allranks", "bisect", "suite/test_tiny.py::test_sum", "--git", "HEAD~2..HEAD"]
     done = run(*command, "--engine", engine, "--results", str(results))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "suite/test_tiny.py::test_sum begins to fail with " in done.stdout
+    assert "suite/test_tiny.py::test_sum starts to fail with " in done.stdout
     assert "Expect too much: it failed 10 of 10 times at BAD, and none of 3 times" in done.stdout
     assert git("status", "--porcelain") == ""
     assert git("worktree", "list").count("\n") == 1

@@ -128,8 +128,10 @@ def lives(client, run_id, count):
 
     def listen():
         for event in stream:
-            said = event["Actor"]["Attributes"]
-            life = seen.setdefault(event["id"], {"job": said["allranks.job"], "node": said["allranks.node"]})
+            attributes = event["Actor"]["Attributes"]
+            life = seen.setdefault(
+                event["id"], {"job": attributes["allranks.job"], "node": attributes["allranks.node"]}
+            )
             life[event["Action"]] = event["timeNano"]
             if sum("destroy" in life for life in seen.values()) == count:
                 are_gone.set()
@@ -224,7 +226,7 @@ def test_a_container_that_still_has_a_leased_gpu_is_removed_though_its_run_lives
             made.append(docker_client.containers.run(image, ["sleep", "60"], labels=labels, detach=True))
         DockerEngine(docker_client, ()).evict(("GPU-leased",))
         left = docker_client.api.containers(filters={"label": "allranks.gpus"})
-        assert {each["Id"] for each in left} & {each.id for each in made} == {made[1].id}
+        assert {item["Id"] for item in left} & {item.id for item in made} == {made[1].id}
     finally:
         for container in made:
             with suppress(NotFound):

@@ -45,7 +45,7 @@ def done(launch, scratch):
 
 
 def test_what_a_job_may_not_do_is_refused_and_no_link_that_it_plants_comes_home(done):
-    outcomes = {name: [each.message for each in case.result] for name, case in done.cases.items()}
+    outcomes = {name: [item.message for item in case.result] for name, case in done.cases.items()}
     [message] = outcomes.pop("test_using_more_memory_than_allowed")
     assert message.startswith("rank 1 was killed by the kernel's out-of-memory killer")
     assert {name: found for name, found in outcomes.items() if found} == {}, done.output

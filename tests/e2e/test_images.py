@@ -108,9 +108,9 @@ def test_pruning_takes_what_nobody_needs_and_that_alone(docker_client, pile):
         assert list(remove(api, chosen, pytest.fail)) == list(chosen)
         assert {image.title for image in mine()} == {pile["packages"], pile["torch"]}
         # One that a container has started to use since the images were listed: the daemon decides.
-        said = []
-        assert list(remove(api, [replace(image, users=()) for image in mine()], said.append)) == []
-        assert "container" in said[0]
+        notes = []
+        assert list(remove(api, [replace(image, users=()) for image in mine()], notes.append)) == []
+        assert "container" in notes[0]
         assert {image.title for image in mine()} == {pile["packages"], pile["torch"]}
     finally:
         api.remove_container(container["Id"], force=True)

@@ -28,7 +28,7 @@ cores = 1
 def allranks(run_id, capsys, monkeypatch):
     """A command in this process, as a part of the run: its exit code, and what it printed for programs."""
     monkeypatch.setenv("ALLRANKS_RUN_ID", run_id)
-    return lambda *arguments: (main([str(each) for each in arguments]), capsys.readouterr().out)
+    return lambda *arguments: (main([str(argument) for argument in arguments]), capsys.readouterr().out)
 
 
 @pytest.fixture

@@ -97,15 +97,15 @@ def test_every_way_to_end_has_its_verdict_and_names_its_rank(launch, scratch, en
     done = launch(scratch(EVERY_END), "--engine", engine)
     assert done.code == 1, done.output
     assert done.output.rstrip().endswith("exit code 1: tests failed")
-    said = {name: [(type(r).__name__, r.message) for r in case.result] for name, case in done.cases.items()}
-    assert said["test_passing"] == []
-    assert [kind for kind, _ in said["test_skipped"]] == ["Skipped"]
+    printed = {name: [(type(r).__name__, r.message) for r in case.result] for name, case in done.cases.items()}
+    assert printed["test_passing"] == []
+    assert [kind for kind, _ in printed["test_skipped"]] == ["Skipped"]
     for name, kind, start in (
         ("test_failing", "Failure", "rank 1 failed"),
         ("test_crashing", "Error", "rank 1 was killed by SIGSEGV"),
         ("test_hanging", "Error", "rank 0 timed out"),
     ):
-        [(found, message)] = said[name]
+        [(found, message)] = printed[name]
         assert found == kind
         assert message.startswith(start)
 
@@ -139,7 +139,7 @@ def test_a_cell_whose_gpus_are_not_here_is_skipped_test_by_test_with_torchs_code
     expected = SkipCode.NO_CUDA if engine == "process" and is_nccl_available() else SkipCode.BACKEND_UNAVAILABLE
     for case in done.cases.values():
         assert case.is_skipped
-        assert {each.name: each.value for each in case.child(Properties)}["allranks.skip_code"] == str(int(expected))
+        assert {prop.name: prop.value for prop in case.child(Properties)}["allranks.skip_code"] == str(int(expected))
         assert "GPU" in case.result[0].message
 
 

@@ -109,8 +109,8 @@ class Repository:
     def queue(self):
         """The jobs that SLURM has, and has not ended."""
         command = ["squeue", "--me", "--noheader", "--format=%j"]
-        told = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True)
-        return told.stdout.split()
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True)
+        return done.stdout.split()
 
     def slurm(self, *command):
         subprocess.run(command, env=self.environment, check=True, capture_output=True)
@@ -260,9 +260,9 @@ def test_a_crash_of_slurmd_costs_no_job(repository):
         try:
             # What SLURM does by itself after SlurmdTimeout, or minutes later.
             repository.slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=slurmd is gone")
-            said = "given up by the cluster (NODE_FAIL), but its files still change"
+            message = "given up by the cluster (NODE_FAIL), but its files still change"
             lines = []
-            while lines[-1:] != [""] and said not in "".join(lines):
+            while lines[-1:] != [""] and message not in "".join(lines):
                 lines.append(process.stdout.readline())
             assert lines[-1], "".join(lines)
             Path(f"{repository.mark}-done").touch()
@@ -308,7 +308,7 @@ def test_clean_on_a_node_leaves_a_live_run_alone(repository):
     with repository.running(ONE, TAKES="20") as process:
         repository.wait_for_mark()
         clean = ["srun", "--nodes=1", "--overlap", sys.executable, "-m", "allranks", "clean"]
-        told = subprocess.run(
+        done = subprocess.run(
             clean,
             cwd=repository.folder,
             env=repository.environment,
@@ -316,7 +316,7 @@ def test_clean_on_a_node_leaves_a_live_run_alone(repository):
             text=True,
             check=False,
         )
-        assert "removed" not in told.stdout.replace("not removed", "").replace("nothing to remove", ""), told.stdout
+        assert "removed" not in done.stdout.replace("not removed", "").replace("nothing to remove", ""), done.stdout
         status, output = ended(process)
     assert status == 0, output
 
@@ -341,8 +341,8 @@ def image(docker_client, tmp_path_factory):  # noqa: ARG001 - without a daemon t
     folder = tmp_path_factory.mktemp("image")
     (folder / "matrix.toml").write_text(IMAGE)
     build = [sys.executable, "-m", "allranks", "build", "--engine", "docker", "--quiet"]
-    told = subprocess.run(build, cwd=folder, capture_output=True, text=True, check=True).stdout
-    return told.partition(": ")[2].strip()
+    output = subprocess.run(build, cwd=folder, capture_output=True, text=True, check=True).stdout
+    return output.partition(": ")[2].strip()
 
 
 @pytest.fixture(scope="module")
@@ -357,8 +357,8 @@ def contained(shared_cluster, image, docker_client, tmp_path):
     """The same repository, whose jobs run in containers of Docker."""
     repository = ContainedRepository(shared_cluster, tmp_path, image, docker_client.api)
     yield repository
-    for each in repository.containers:
-        docker_client.api.remove_container(each["Id"], force=True)
+    for container in repository.containers:
+        docker_client.api.remove_container(container["Id"], force=True)
 
 
 class ContainedRepository(Repository):
@@ -379,7 +379,7 @@ class ContainedRepository(Repository):
     @property
     def containers(self):
         listed = self.daemon.containers(all=True, filters={"label": "allranks.supervisor"})
-        return [each for each in listed if each["Labels"]["allranks.run"].startswith(self.runs)]
+        return [container for container in listed if container["Labels"]["allranks.run"].startswith(self.runs)]
 
 
 @acceptance
@@ -416,7 +416,7 @@ def test_a_stuck_container_of_a_supervisor_that_was_killed_goes_with_the_next_jo
         status, output = ended(process)
     assert status == 4, output
     assert "has left no exit status" in output
-    assert [each["Id"] for each in contained.containers] == [left["Id"]]
+    assert [container["Id"] for container in contained.containers] == [left["Id"]]
     status, output = contained.run(ONE, ALLRANKS_RUN_ID=f"{contained.runs}-next")
     assert status == 0, output
     assert contained.containers == []

@@ -124,9 +124,9 @@ def test_a_job_that_is_told_to_end_says_the_rest_and_leaves_its_results(make_spe
         files = (FileCopy(source=code / "suite", target=Path("suite")),)
         spec = replace(make_spec(code=code, files=files), image=reference)
 
-        def hang_up_at_first_outcome(_node, said):
-            records.append(said)
-            if isinstance(said, Passed | RankEnded):
+        def hang_up_at_first_outcome(_node, record):
+            records.append(record)
+            if isinstance(record, Passed | RankEnded):
                 threading.Thread(target=job.request_stop).start()
 
         with DockerEngine(client, package_files()).start(spec) as job:

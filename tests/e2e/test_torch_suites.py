@@ -19,7 +19,7 @@ BY_SANDCASTLE = "NCCL Send Recv Only"
 
 
 def properties(case):
-    return {each.name.removeprefix("allranks."): each.value for each in case.child(Properties)}
+    return {prop.name.removeprefix("allranks."): prop.value for prop in case.child(Properties)}
 
 
 def rank_outcomes(done, suite, test):

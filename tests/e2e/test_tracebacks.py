@@ -138,8 +138,8 @@ def test_each_red_test_has_its_traceback_and_its_command(launch, scratch, monkey
     assert done.code == 1, done.output
     summary = (done.folder / "summary.md").read_text()
     items = {
-        each["name"].replace("\\", "").rpartition("::")[2]: html.unescape(each["message"]) + each["rest"]
-        for each in ITEM.finditer(summary)
+        item["name"].replace("\\", "").rpartition("::")[2]: html.unescape(item["message"]) + item["rest"]
+        for item in ITEM.finditer(summary)
     }
     assert items.keys() == SAID.keys()
     for name, words in SAID.items():

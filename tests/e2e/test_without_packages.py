@@ -46,17 +46,17 @@ def bare_host(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("bare_host")
 def test_a_run_on_a_terminal_does_without_docker_rich_and_nvml():
-    status, said = on_a_terminal("run", "--engine", "process", "--seed", "7")
-    assert "gloo-w2-g0-env/tiny: 1 passed" in said
-    assert status == 0, said
+    status, output = on_a_terminal("run", "--engine", "process", "--seed", "7")
+    assert "gloo-w2-g0-env/tiny: 1 passed" in output
+    assert status == 0, output
 
 
 @pytest.mark.usefixtures("bare_host")
 def test_the_doctor_names_what_is_not_installed(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
-    _, said = on_a_terminal("doctor")
-    assert "pip install docker" in said
-    assert "Traceback" not in said
+    _, output = on_a_terminal("doctor")
+    assert "pip install docker" in output
+    assert "Traceback" not in output
 
 
 def on_a_terminal(*arguments):
@@ -64,9 +64,9 @@ def on_a_terminal(*arguments):
     leader, follower = pty.openpty()
     with subprocess.Popen([sys.executable, "-m", "allranks", *arguments], stdout=follower, stderr=follower) as command:
         os.close(follower)
-        said = b""
+        output = b""
         with suppress(OSError):  # Linux ends a terminal without writers by EIO
             while data := os.read(leader, 1 << 16):
-                said += data
+                output += data
     os.close(leader)
-    return command.returncode, said.decode()
+    return command.returncode, output.decode()

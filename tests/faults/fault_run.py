@@ -1,7 +1,7 @@
-"""One fault, run as a user would: ``allranks run`` in a repository of its own, judged by the report that this leaves.
+"""Runs one fault as a user would, with ``allranks run`` in a separate repository, and judges it by the report.
 
-Nothing is replaced by something quicker: it is the command line, the real engine, an agent that imports torch, real
-ranks, and ``junit.xml``. What keeps it quick is that a fault mostly waits, so that several run side by side.
+Nothing is mocked: this uses the command line, a real engine, an agent that imports torch, real ranks, and
+``junit.xml``. Faults spend most of their time waiting, so several run at once.
 """
 
 import functools
@@ -73,6 +73,18 @@ extra = [{slurm_variables}]
 {environment}"""
 
 
+AFTER = """
+
+def test_after(world_size):
+    import torch
+
+    tensor = torch.ones(1)
+    torch.distributed.all_reduce(tensor)
+    assert tensor.item() == world_size
+"""
+"""The innocent test that follows each fault of a single file, unless the file has its own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One testcase of the merged report."""
@@ -89,16 +101,16 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What became of one run of a fault.
+    """The results of one run of a fault.
 
     Attributes:
-        seconds: From the job's go (where it never came so far: from the end of torch's import) to its record; None
-            without a record. A daemon may take half a minute to kill a container, and as long to remove it: the time of
-            a strike does not count, and that of a job that lost a node ends with its agent's last word.
+        seconds: From the job's go (or the end of torch's import, if it did not get that far) to its record; None
+            without a record. A daemon may take half a minute to kill a container, and as long to remove it, so the time
+            before a strike does not count, and a job that lost a node ends with its agent's last record.
         collected: Names of the tests that the job's record lists.
-        size: Bytes of all that the run left as results.
-        left: What is still there of it: processes, containers, folders, locks.
-        said: What the command printed.
+        size: Bytes of all results of the run.
+        left: Processes, containers, folders and locks that are left behind.
+        output: The output of the command.
     """
 
     exit_code: int
@@ -107,21 +119,21 @@ class Seen:
     collected: tuple[str, ...]
     size: int
     left: tuple[str, ...]
-    said: str
+    output: str
     folder: Path
 
     @property
-    def story(self) -> str:
-        """All that one needs to know."""
+    def details(self) -> str:
+        """The testcases, the output and the folder, for a failure message."""
         cases = "\n".join(
             f"  {case.name}: {case.verdict} leading={case.leading} {case.ranks}\n    {case.message}"
             for case in self.cases
         )
-        return f"{cases}\n{self.said}\nresults: {self.folder}"
+        return f"{cases}\n{self.output}\nresults: {self.folder}"
 
 
 def run_fault(fault: Fault, engine: str, folder: Path) -> Seen:
-    """Run a fault once, in an empty folder of its own."""
+    """Run a fault once, in an empty folder."""
     run_id = f"fault-{secrets.token_hex(5)}"
     repository, results, temporary = folder / "repository", folder / "results", folder / "tmp"
     temporary.mkdir(parents=True)
@@ -131,21 +143,21 @@ def run_fault(fault: Fault, engine: str, folder: Path) -> Seen:
     command += [sys.executable, "-m", "allranks", "run", "--engine", engine, "--results", str(results), "--seed", "7"]
     command += ["--", *fault.pytest_args]
     struck: list[float] = []
-    said = _complete(command, repository, _environment(run_id, temporary), partial(_notice, fault, run_id, struck))
+    output = _complete(command, repository, _environment(run_id, temporary), partial(_notice, fault, run_id, struck))
     warden = json.loads(report.read_text()) if report.exists() else {"status": None, "left": []}
     left = (*warden["left"], *_left(run_id, engine, temporary))
-    return _seen(results / run_id, warden["status"], left, said, struck)
+    return _seen(results / run_id, warden["status"], left, output, struck)
 
 
 def _confinement(fault: Fault, engine: str, temporary: Path) -> list[str]:
-    """What of a fault an engine has no setting for: jobs of the process engine live in the run's own surroundings."""
+    """The warden's options for limits that an engine cannot set, such as those of the process engine's jobs."""
     disk = ["--disk", str(temporary), str(fault.disk_mib)] if fault.disk_mib else []
     memory = ["--memory", str(fault.memory_mib)] if fault.memory_mib else []
     return {"process": [*disk, *memory], CLUSTER: memory}.get(engine, [])
 
 
 def why_not_here(fault: Fault, engine: str) -> str:
-    """Why a fault cannot be run on an engine, or on this host; empty where it can."""
+    """Why a fault cannot be run on an engine, or on this host; empty if it can."""
     if engine in fault.not_on:
         return fault.not_on[engine]
     confinement = _confinement(fault, engine, Path("/mnt"))
@@ -154,7 +166,7 @@ def why_not_here(fault: Fault, engine: str) -> str:
 
 @functools.cache
 def _refusal(confinement: tuple[str, ...]) -> str:
-    """What stands in the way of a small disk or a limit on memory: both need root, and a kernel that root may use."""
+    """Why a small disk or a memory limit cannot be set up: both need root and kernel support."""
     command = [sys.executable, str(WARDEN), os.devnull, *confinement, "--", "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
@@ -163,7 +175,7 @@ def _refusal(confinement: tuple[str, ...]) -> str:
 def _environment(run_id: str, temporary: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(package_folder().parent), os.environ.get("PYTHONPATH", ""))))
     own = {"ALLRANKS_RUN_ID": run_id, "TMPDIR": str(temporary), "PYTHONPATH": path, "ALLRANKS_GPUS": ""}
-    # Without bytecode every agent would compile what it imports again: seconds that no user's run takes.
+    # Without bytecode, every agent would compile its imports again, which takes seconds that users do not see.
     host = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**host, **own}
 
@@ -174,7 +186,9 @@ def _write_repository(fault: Fault, repository: Path, temporary: Path) -> None:
         shutil.copytree(fault.path, suite, ignore=shutil.ignore_patterns("__pycache__"))
     else:
         suite.mkdir(parents=True)
-        shutil.copy(fault.path, suite / f"test_{fault.name}.py")
+        source = fault.path.read_text(encoding="utf-8")
+        text = source if "def test_after(" in source else f"{source}{AFTER}"
+        (suite / f"test_{fault.name}.py").write_text(text, encoding="utf-8")
     limits = {**fault.limits, **({"memory_mib": fault.memory_mib} if fault.memory_mib else {})}
     variables = ", ".join(f"{name} = {json.dumps(value)}" for name, value in fault.environment.items())
     matrix = MATRIX.format(
@@ -185,7 +199,7 @@ def _write_repository(fault: Fault, repository: Path, temporary: Path) -> None:
         launches_ranks=json.dumps(fault.launches_ranks),
         python=json.dumps(sys.executable),
         spool=json.dumps(str(temporary / SPOOL)),
-        # A node's own folder for temporary files is the host's /tmp, which others use, too.
+        # By default, a node's temporary folder is the host's /tmp, which others use as well.
         slurm_variables=json.dumps(f"--export=ALL,TMPDIR={temporary}"),
         limits="\n".join(f"{name} = {value}" for name, value in limits.items()),
         environment=f'\n[[env]]\nwhen = "world_size > 0"\nset = {{ {variables} }}\n' if variables else "",
@@ -194,14 +208,14 @@ def _write_repository(fault: Fault, repository: Path, temporary: Path) -> None:
 
 
 def _notice(fault: Fault, run_id: str, struck: list[float], line: str) -> None:
-    """See what the command says as it says it; note the time at which a strike is over."""
+    """Watch the output of the command; when a rank waits, strike, and note the time."""
     if fault.strike is not None and line.rstrip().endswith(WORD):
         strike(run_id, *fault.strike)
         struck.append(time.time())
 
 
 def _complete(command: Sequence[str], folder: Path, environment: dict[str, str], notice: Callable[[str], None]) -> str:
-    said: list[str] = []
+    lines: list[str] = []
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -215,12 +229,12 @@ def _complete(command: Sequence[str], folder: Path, environment: dict[str, str],
         last_resort = threading.Timer(LAST_RESORT, process.kill)
         last_resort.start()
         for line in process.stdout or ():
-            said.append(line)
+            lines.append(line)
             notice(line)
         last_resort.cancel()
     if process.returncode == -signal.SIGKILL:
-        said.append(f"no end of the command after {LAST_RESORT:g} s\n")
-    return "".join(said)
+        lines.append(f"no end of the command after {LAST_RESORT:g} s\n")
+    return "".join(lines)
 
 
 def _left(run_id: str, engine: str, temporary: Path) -> Iterator[str]:
@@ -232,12 +246,14 @@ def _left(run_id: str, engine: str, temporary: Path) -> Iterator[str]:
     if engine == "docker":
         with closing(connect()) as client:
             mine = {"label": f"allranks.run={run_id}"}
-            yield from (f"container {each['Names']}" for each in client.api.containers(all=True, filters=mine))
-            yield from (f"volume {each['Name']}" for each in client.api.volumes(filters=mine)["Volumes"] or [])
-            yield from (f"network {each['Name']}" for each in client.api.networks(filters=mine))
+            yield from (
+                f"container {container['Names']}" for container in client.api.containers(all=True, filters=mine)
+            )
+            yield from (f"volume {volume['Name']}" for volume in client.api.volumes(filters=mine)["Volumes"] or [])
+            yield from (f"network {network['Name']}" for network in client.api.networks(filters=mine))
 
 
-def _seen(folder: Path, exit_code: int, left: tuple[str, ...], said: str, struck: Sequence[float]) -> Seen:
+def _seen(folder: Path, exit_code: int, left: tuple[str, ...], output: str, struck: Sequence[float]) -> Seen:
     attempt = next(folder.glob("cells/*/faulty/attempt-1"), folder)
     record = json.loads((attempt / "job.json").read_text()) if (attempt / "job.json").exists() else {}
     report = folder / "junit.xml"
@@ -249,7 +265,7 @@ def _seen(folder: Path, exit_code: int, left: tuple[str, ...], said: str, struck
         collected=tuple(nodeid.rpartition("::")[2] for nodeid in record.get("collected") or ()),
         size=sum(path.lstat().st_size for path in folder.rglob("*")),
         left=left,
-        said=said,
+        output=output,
         folder=attempt,
     )
 
@@ -258,9 +274,9 @@ def _seconds(attempt: Path, record: dict[str, Any], struck: Sequence[float]) -> 
     if not record:
         return None
     records = records_of(attempt / JOURNAL)
-    said = {type(each): each.at for each in reversed(records)}
-    ended = records[-1].at if NodeLost in said else record["finished"]
-    began = said.get(Went, said.get(Imported, record["started"]))
+    times = {type(record): record.at for record in reversed(records)}
+    ended = records[-1].at if NodeLost in times else record["finished"]
+    began = times.get(Went, times.get(Imported, record["started"]))
     return float(ended - max([began, *struck]))
 
 
@@ -280,14 +296,14 @@ def _by_rank(compact: str) -> Iterator[tuple[int, str]]:
 
 
 def _case(case: TestCase) -> Case:
-    said = {each.name.removeprefix("allranks."): each.value for each in case.child(Properties) or ()}
+    facts = {prop.name.removeprefix("allranks."): prop.value for prop in case.child(Properties) or ()}
     [outcome] = case.result or [None]
     captured = [child.text or "" for kind in (SystemOut, SystemErr) if (child := case.child(kind)) is not None]
     return Case(
         name=case.name,
         verdict=("passed", "") if outcome is None else (type(outcome).__name__.lower(), outcome.type),
-        leading=int(said["leading"]) if "leading" in said else None,
-        ranks=dict(_by_rank(said.get("ranks", ""))),
+        leading=int(facts["leading"]) if "leading" in facts else None,
+        ranks=dict(_by_rank(facts.get("ranks", ""))),
         message="" if outcome is None else outcome.message or "",
         text="" if outcome is None else outcome.text or "",
         output="\n".join(captured),
@@ -296,7 +312,7 @@ def _case(case: TestCase) -> Case:
 
 
 def differences(fault: Fault, seen: Seen) -> list[str]:
-    """What the fault declared and did not come, and what came and nobody declared; nothing where all is right."""
+    """The differences between the declared and the actual results; empty if there are none."""
     return [
         *_of_run(fault, seen),
         *(difference for case in seen.cases for difference in _of_case(fault, case)),
@@ -313,11 +329,11 @@ def _of_run(fault: Fault, seen: Seen) -> Iterator[str]:
         yield f"it took {seen.seconds:.1f} s, more than {fault.seconds:g} s and {SLACK:g} s of slack"
     if seen.size > SIZE:
         yield f"its results take {seen.size >> 20} MiB, more than {SIZE >> 20}"
-    left = (each for each in seen.left if not any(part in each for part in fault.leaves))
-    yield from (f"left behind: {each}" for each in left)
-    said = " ".join(seen.said.split())  # long notes are wrapped
-    yield from (f"the command did not say {word!r}" for word in fault.says if word not in said)
-    if "This is a bug in allranks" in seen.said:
+    left = (item for item in seen.left if not any(part in item for part in fault.leaves))
+    yield from (f"left behind: {item}" for item in left)
+    output = " ".join(seen.output.split())  # long notes are wrapped
+    yield from (f"the command did not print {text!r}" for text in fault.prints if text not in output)
+    if "This is a bug in allranks" in seen.output:
         yield "the command broke down"
 
 

@@ -1,4 +1,4 @@
-"""Runs faults several at a time, because most of what a fault does is to wait."""
+"""Runs several faults at a time, because faults spend most of their time waiting."""
 
 import os
 import shutil
@@ -13,10 +13,10 @@ from declaration import Fault
 from fault_run import Seen, differences, run_fault
 
 WIDTH = (os.cpu_count() or 1) + 1
-"""Short runs at a time: agents import torch for most of it, and must not keep each other waiting for the slack."""
+"""Short runs at a time: their agents mostly import torch, and must not delay each other beyond the slack."""
 
 LONG = 15.0
-"""Seconds from which a run is long: it waits for most of them, and so as many run beside the short ones."""
+"""Seconds from which a run is long: it mostly waits, so just as many run in addition to the short ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +33,17 @@ class Outcome:
     wrong: tuple[str, ...]
 
     @property
-    def story(self) -> str:
-        """What was wrong, and all that one needs to find out why."""
-        wrong = "\n".join(f"- {each}" for each in self.wrong)
-        return f"{self.fault.name} on {self.engine} (see {self.fault.source}):\n{wrong}\nseen:\n{self.seen.story}"
+    def details(self) -> str:
+        """The problems, and the details of the run."""
+        wrong = "\n".join(f"- {problem}" for problem in self.wrong)
+        return f"{self.fault.name} on {self.engine} (see {self.fault.source}):\n{wrong}\nseen:\n{self.seen.details}"
 
 
 class SideBySide:
-    """Runs that have been asked for, as they end; a context, at whose end what has not begun is given up.
+    """Runs faults in thread pools; at the end of the context, runs that have not started are canceled.
 
     Args:
-        folder: Where each run gets a folder of its own; that of a right one is removed at once.
+        folder: The parent of the runs' folders. The folder of a run without differences is removed at once.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,7 @@ class SideBySide:
             pool.shutdown(cancel_futures=True)
 
     def start(self, wanted: Iterable[tuple[Fault, str]]) -> list[Future[Outcome]]:
-        """Begin runs, the longest first, and those that take all of the machine when all others are over."""
+        """Start runs, the longest first, and those that need the whole machine after all others."""
         planned = list(wanted)
         if len(planned) > WIDTH:
             self._warm_up(planned)
@@ -79,7 +79,7 @@ class SideBySide:
         return [(shared | alone)[index] for index in range(len(planned))]
 
     def _warm_up(self, planned: Sequence[tuple[Fault, str]]) -> None:
-        """Have torch read from the disk once: several cold imports at a time have taken 30 s each, in containers."""
+        """Read torch from the disk once: in containers, several cold imports at a time have taken 30 s each."""
         for engine in {engine for _, engine in planned}:
             run_fault(min((fault for fault, on in planned if on == engine), key=_quickness), engine, self._new_folder())
 

@@ -70,7 +70,7 @@ def _daemon_answers() -> bool:
 
 
 def _run(faults: Iterable[Fault], engines: Sequence[str], count: int, folder: Path) -> dict[Key, list[Outcome]]:
-    """All runs, each wrong one told as it ends; the folders of the wrong ones stay."""
+    """Run everything, and print each wrong run when it ends; the folders of wrong runs are kept."""
     wanted = [(fault, engine) for fault in faults for engine in engines if not why_not_here(fault, engine)] * count
     found: dict[Key, list[Outcome]] = defaultdict(list)
     with SideBySide(folder) as side_by_side:
@@ -78,7 +78,7 @@ def _run(faults: Iterable[Fault], engines: Sequence[str], count: int, folder: Pa
             outcome = run.result()
             found[outcome.fault.name, outcome.engine].append(outcome)
             if outcome.wrong:
-                print(f"WRONG {outcome.story}\n", flush=True)
+                print(f"WRONG {outcome.details}\n", flush=True)
             if done % 50 == 0:
                 print(f"{done} of {len(wanted)} runs", flush=True)
     return found

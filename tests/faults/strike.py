@@ -1,4 +1,4 @@
-"""What befalls the container of a node from outside, at the moment at which a rank says that it waits."""
+"""Actions on the container of a node from outside, at the moment when a rank prints that it waits."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -9,7 +9,7 @@ from docker.errors import APIError
 from allranks.images.docker_client import connect
 
 WORD = "waiting now"
-"""What a rank prints right before it waits: ``pytest_args`` of such a fault has ``-s``, which brings it out at once."""
+"""Printed by a rank right before it waits: ``pytest_args`` of such a fault has ``-s``, so that it is not captured."""
 
 _TRIES = 20
 
@@ -23,7 +23,7 @@ def strike(run_id: str, deed: str, node: int) -> None:
 
 
 def _pause(client: docker.APIClient, container: str) -> None:
-    """Pause it; on a busy machine runc gives up after a fraction of a second in which not all processes were frozen."""
+    """Pause it, with retries: on a busy machine, runc gives up if freezing all processes takes too long."""
     for _ in range(_TRIES - 1):
         try:
             client.pause(container)

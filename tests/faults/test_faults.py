@@ -76,14 +76,14 @@ ON_THE_HOST = [
 @pytest.mark.parametrize("fault", ON_THE_HOST)
 def test_on_the_process_engine(fault: Fault, ended: Callable[[Fault], Outcome]):
     outcome = ended(fault)
-    assert not outcome.wrong, outcome.story
+    assert not outcome.wrong, outcome.details
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("fault", [FAULTS[name] for name in IN_CONTAINERS], ids=lambda fault: fault.name)
 def test_in_containers(fault: Fault, ended_in_containers: Callable[[Fault], Outcome]):
     outcome = ended_in_containers(fault)
-    assert not outcome.wrong, outcome.story
+    assert not outcome.wrong, outcome.details
 
 
 def test_a_third_of_the_faults_and_all_that_only_containers_can_express_run_in_containers():

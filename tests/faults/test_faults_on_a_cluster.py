@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.slurm]
 @pytest.mark.parametrize("fault", FAULTS)
 def test_on_a_cluster(fault: Fault, ended_on_a_cluster: Callable[[Fault], Outcome]):
     outcome = ended_on_a_cluster(fault)
-    assert not outcome.wrong, outcome.story
+    assert not outcome.wrong, outcome.details
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ SEEN = Seen(
     collected=("test_fault", "test_after"),
     size=1000,
     left=(),
-    said="",
+    output="",
     folder=Path(),
 )
 
@@ -88,16 +88,16 @@ def test_what_is_as_declared_is_right():
         ({"cases": (JUDGED, INNOCENT, replace(JUDGED, name="job"))}, "job: error crashed, not passed"),
     ],
 )
-def test_what_is_not_as_declared_is_told(change, words):
-    told = differences(FAULT, replace(SEEN, **change))
-    assert any(words in line for line in told), told
+def test_each_difference_is_reported(change, words):
+    found = differences(FAULT, replace(SEEN, **change))
+    assert any(words in line for line in found), found
 
 
 def test_an_open_answer_needs_a_reason():
-    said = {"verdict": ("error", "crashed"), "leading": [0, 1], "ranks": ["crashed", "crashed"]}
+    declared = {"verdict": ("error", "crashed"), "leading": [0, 1], "ranks": ["crashed", "crashed"]}
     with pytest.raises(ValueError, match="several right answers need a reason"):
-        Expectation.read(said, 2)
-    assert Expectation.read({**said, "undetermined": "both at once"}, 2).leading == (0, 1)
+        Expectation.read(declared, 2)
+    assert Expectation.read({**declared, "undetermined": "both at once"}, 2).leading == (0, 1)
 
 
 def test_a_declaration_is_read_without_running_its_file(tmp_path):
@@ -109,14 +109,14 @@ def test_a_declaration_is_read_without_running_its_file(tmp_path):
 def test_a_daemon_that_hides_is_found_and_ended(tmp_path):
     report = tmp_path / "report.json"
     subprocess.run([sys.executable, WARDEN, report, "--", sys.executable, "-c", DAEMON], check=True)
-    told = json.loads(report.read_text())
-    assert told["status"] == 0
-    [left] = told["left"]
+    result = json.loads(report.read_text())
+    assert result["status"] == 0
+    [left] = result["left"]
     assert "sleep 3609" in left
     assert not Path("/proc", left.partition(":")[0]).exists()
 
 
-def test_a_command_that_leaves_nothing_is_told_so(tmp_path):
+def test_a_command_that_leaves_nothing_is_reported_as_such(tmp_path):
     report = tmp_path / "report.json"
     subprocess.run([sys.executable, WARDEN, report, "--", sys.executable, "-c", "raise SystemExit(7)"], check=True)
     assert json.loads(report.read_text()) == {"status": 7, "left": []}

@@ -90,13 +90,13 @@ def seen_of() -> Iterator[Callable[[str], Seen]]:
 
 
 def case_of(seen: Seen, name: str) -> Case:
-    [case] = [case for case in seen.cases if case.name == name] or pytest.fail(seen.story)
+    [case] = [case for case in seen.cases if case.name == name] or pytest.fail(seen.details)
     return case
 
 
 def notices_of(seen: Seen, name: str) -> list[str]:
     records = records_of(seen.folder / JOURNAL)
-    return [each.text for each in records if isinstance(each, Notice) and each.nodeid.endswith(f"::{name}")]
+    return [record.text for record in records if isinstance(record, Notice) and record.nodeid.endswith(f"::{name}")]
 
 
 @pytest.mark.parametrize(("run", "style", "fault"), EVERYTHING)

@@ -130,7 +130,7 @@ def _ask(*command: str) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _stat(pid: int) -> tuple[str, int]:

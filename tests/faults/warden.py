@@ -1,10 +1,10 @@
-"""Runs one command, and tells what it left running: every descendant, whatever it did to get away.
+"""Runs one command, and reports all descendants that it left running.
 
     python warden.py REPORT [--disk FOLDER MIB] [--memory MIB] -- COMMAND...
 
-The report is JSON: the command's exit status and the command lines of what was left (and is killed). As subreaper, this
-process is the parent of every descendant whose own parents have died: neither a second fork nor a session of its own
-nor an empty environment hides one. A process of its own, because a test runner may have other children.
+The report is JSON: the command's exit status, and the command lines of the processes that were left, which are killed.
+As a subreaper, this process becomes the parent of every orphaned descendant, so neither a double fork nor a new session
+nor an empty environment hides one. It is a separate process because a test runner may have other children.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 DYING = 2.0
-"""Seconds for what was killed at the last moment to be gone."""
+"""Seconds for processes that were killed at the end to be gone."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWNS = 0x00020000
@@ -30,9 +30,9 @@ def main() -> None:
     parser.add_argument("report", type=Path)
     parser.add_argument("--disk", nargs=2, metavar=("FOLDER", "MIB"))
     parser.add_argument("--memory", type=int, metavar="MIB")
-    # Split by hand: what follows may have another -- in it, which is the command's.
-    place = sys.argv.index("--")
-    options, command = parser.parse_args(sys.argv[1:place]), sys.argv[place + 1 :]
+    # argparse would also split at a second --, which belongs to the command.
+    index = sys.argv.index("--")
+    options, command = parser.parse_args(sys.argv[1:index]), sys.argv[index + 1 :]
     adopt_orphans()
     if options.disk:
         _mount_small_disk(*options.disk)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parents have died."""
+    """Make this process the parent of every orphaned descendant."""
     _check(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
@@ -56,7 +56,7 @@ def _check(result: int) -> None:
 
 
 def _mount_small_disk(folder: str, mib: str) -> None:
-    """A disk of its own, which nobody else sees and which is gone with this process."""
+    """Mount a disk that only this process and its descendants see, and that disappears with them."""
     libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_CLONE_NEWNS))
     _check(libc.mount(None, b"/", None, _MS_REC_PRIVATE, None))
@@ -80,12 +80,12 @@ def _memory_group(mib: int) -> Path:
         if (group / limits[1]).exists():
             (group / limits[1]).write_text("0" if limits[1] == "memory.swap.max" else str(mib << 20))
         return group
-    msg = "no control group for memory can be had"
+    msg = "there is no control group for memory"
     raise OSError(msg)
 
 
 def end_descendants() -> list[str]:
-    """The command lines of the descendants that do not end by themselves at once; ends them."""
+    """Kill the descendants that do not end by themselves at once, and return their command lines."""
     deadline = time.monotonic() + DYING
     while _reap() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -100,7 +100,7 @@ def end_descendants() -> list[str]:
 
 
 def _reap() -> list[int]:
-    """Take the exit status of every dead child; the living ones."""
+    """Reap all dead children, and return the living ones."""
     alive = []
     for pid in _children():
         dead, _ = os.waitpid(pid, os.WNOHANG)

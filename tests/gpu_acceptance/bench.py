@@ -116,7 +116,7 @@ class Bench:
             yield command
         finally:
             command.end()
-            print(f"$ allranks {' '.join(arguments)}\n{command.said}", flush=True)
+            print(f"$ allranks {' '.join(arguments)}\n{command.output}", flush=True)
 
     def no_process_is_left(self) -> None:
         """End and name what commands that are over have left running.

@@ -45,9 +45,9 @@ def main(name: str, folder: Path, machine: Path, seconds: float, image: str) -> 
     except Exception as error:  # noqa: BLE001 - the part is at fault, and says so
         traceback.print_exc()
         outcome, text = "wrong", f"the part broke down: {type(error).__name__}: {error}"
-    said = {"outcome": outcome, "text": text, "checks": bench.checks, "figure": bench.figure}
+    verdict = {"outcome": outcome, "text": text, "checks": bench.checks, "figure": bench.figure}
     draft = folder / f".{VERDICT}"
-    draft.write_text(json.dumps(said))
+    draft.write_text(json.dumps(verdict))
     draft.rename(folder / VERDICT)
 
 

@@ -18,12 +18,12 @@ class Run:
 
     Attributes:
         code: The exit code of the command.
-        said: What it printed.
+        output: What it printed.
         seconds: How long it took.
     """
 
     code: int
-    said: str
+    output: str
     cases: tuple[Case, ...]
     seconds: float
     results: Path
@@ -45,7 +45,7 @@ class Run:
         """What went wrong in a few words."""
         bad = [case for case in self.cases if case.verdict[0] in {"failure", "error"}]
         told = f"{len(bad)} of {len(self.cases)} tests are bad" if self.cases else "there is no report"
-        first = f", first {bad[0].cell} {bad[0].name}: {bad[0].message[:400]}" if bad else f": {self.said[-600:]}"
+        first = f", first {bad[0].cell} {bad[0].name}: {bad[0].message[:400]}" if bad else f": {self.output[-600:]}"
         return f"exit code {self.code}, {told}{first}"
 
 
@@ -54,15 +54,15 @@ class Command:
     """A command of allranks that runs, or has ended."""
 
     process: subprocess.Popen[bytes]
-    output: Path
+    log: Path
     results: Path
     began: float
     deadline: float
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """What it has printed so far."""
-        return self.output.read_text(encoding="utf-8", errors="backslashreplace")
+        return self.log.read_text(encoding="utf-8", errors="backslashreplace")
 
     def wait(self) -> Run:
         """Wait for its end.
@@ -73,12 +73,12 @@ class Command:
         try:
             code = self.process.wait(max(0.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            msg = f"the command does not end: {self.said[-600:]}"
+            msg = f"the command does not end: {self.output[-600:]}"
             raise TimeUpError(msg) from None
         seconds = time.monotonic() - self.began
         runs = [path for path in self.results.glob("*/junit.xml") if path.parent.name != "latest"]
         report = runs[0] if runs else self.results / "none"
-        return Run(code=code, said=self.said, cases=read_cases(report), seconds=seconds, results=report.parent)
+        return Run(code=code, output=self.output, cases=read_cases(report), seconds=seconds, results=report.parent)
 
     def wait_until(self, comes: Callable[[], bool], what: str) -> None:
         """Wait for something that comes while it runs.
@@ -89,10 +89,10 @@ class Command:
         """
         while not comes():
             if self.process.poll() is not None and not comes():
-                msg = f"the command has ended, and {what} did not come: {self.said[-600:]}"
+                msg = f"the command has ended, and {what} did not come: {self.output[-600:]}"
                 raise WrongError(msg)
             if time.monotonic() > self.deadline:
-                msg = f"{what} does not come: {self.said[-600:]}"
+                msg = f"{what} does not come: {self.output[-600:]}"
                 raise TimeUpError(msg)
             time.sleep(0.02)
 

@@ -37,9 +37,9 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 
 
 def _facts(element: ET.Element) -> dict[str, str]:
-    said = element.find("properties")
-    found = () if said is None else said
-    return {each.get("name", "").removeprefix("allranks."): each.get("value", "") for each in found}
+    output = element.find("properties")
+    found = () if output is None else output
+    return {match.get("name", "").removeprefix("allranks."): match.get("value", "") for match in found}
 
 
 def _case(case: ET.Element, suite: dict[str, str]) -> Case:

@@ -73,10 +73,10 @@ class Machine:
         Raises:
             ValueError: It is not that.
         """
-        said = json.loads(text)
+        fields = json.loads(text)
         for name in ("gpus", "by_nvml"):
-            said[name] = tuple(Gpu(**gpu) for gpu in said[name])
-        return cls(**said | {name: tuple(said[name]) for name in ("free", "lacking")})
+            fields[name] = tuple(Gpu(**gpu) for gpu in fields[name])
+        return cls(**fields | {name: tuple(fields[name]) for name in ("free", "lacking")})
 
     def to_json(self) -> str:
         """As :meth:`from_json` takes it."""

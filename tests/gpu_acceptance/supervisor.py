@@ -111,11 +111,11 @@ class Supervisor:
         """What a part that has ended says of itself; one that says nothing, or claims what it cannot, is wrong."""
         why = f"exit status {code}"
         try:
-            said = json.loads((self.folder(part) / VERDICT).read_text())
-            if said["outcome"] == TIME_UP:
-                return self._late(part, said["text"], seconds)
+            verdict = json.loads((self.folder(part) / VERDICT).read_text())
+            if verdict["outcome"] == TIME_UP:
+                return self._late(part, verdict["text"], seconds)
             if code == 0:
-                return Verdict(part=part.name, seconds=seconds, pretended=self.pretended, **said)
+                return Verdict(part=part.name, seconds=seconds, pretended=self.pretended, **verdict)
         except (OSError, ValueError, TypeError, KeyError) as error:
             why = f"{why}, {type(error).__name__}: {error}"
         output = (self.folder(part) / "output.txt").read_text(errors="backslashreplace")

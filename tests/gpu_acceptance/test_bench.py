@@ -36,7 +36,7 @@ def case(size, **about):
 
 
 def run(tmp_path, *cases, code=0):
-    return Run(code=code, said="", cases=cases, seconds=1.0, results=tmp_path)
+    return Run(code=code, output="", cases=cases, seconds=1.0, results=tmp_path)
 
 
 def test_tests_that_passed_on_every_rank_of_every_cell_are_enough(bench, tmp_path):

@@ -40,15 +40,15 @@ def test_without_a_gpu_each_part_has_its_reason_and_the_exit_code_is_5(tmp_path)
     (tmp_path / "tmp").mkdir()
     began = time.monotonic()
     leaking = {"GPU_ACCEPTANCE_PRETENDS": "GPU-a", "ALLRANKS_GPUS": "GPU-a", "ALLRANKS_ENGINE": "docker"}
-    code, said, errors = run(tmp_path / "out", CUDA_VISIBLE_DEVICES="", TMPDIR=str(tmp_path / "tmp"), **leaking)
-    assert "PRETENDED" not in said
+    code, output, errors = run(tmp_path / "out", CUDA_VISIBLE_DEVICES="", TMPDIR=str(tmp_path / "tmp"), **leaking)
+    assert "PRETENDED" not in output
     assert (code, errors) == (5, "")
     assert time.monotonic() - began < 60
     lines = lines_of(tmp_path / "out")
     assert lines[0].startswith("- proved: kernel ")
     assert [line.split()[4] for line in lines[1:]] == [part.name for part in PARTS[1:]]
     assert all("no GPU: torch" in line for line in lines[1:])
-    assert "1 proved, 28 not possible here, 0 wrong" in said
+    assert "1 proved, 28 not possible here, 0 wrong" in output
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -98,8 +98,8 @@ def test_an_interrupt_keeps_what_was_found_and_leaves_no_process(tmp_path):
         if "proved: kernel" in line:
             break
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 130, said
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, output
     lines = lines_of(tmp_path / "out")
     assert lines[0].startswith("- PRETENDED, proved: kernel")
     assert "interrupted" in lines[1]
@@ -127,11 +127,11 @@ def processes_with(text):
 @pytest.mark.thorough
 def test_all_parts_are_proved_on_stand_ins_and_say_that_they_pretend(tmp_path):
     locks = set(lock_folder().iterdir())
-    code, said, errors = run(tmp_path / "out", "--pretend")
+    code, output, errors = run(tmp_path / "out", "--pretend")
     lines = lines_of(tmp_path / "out")
     assert [line.split()[3] for line in lines] == [part.name for part in PARTS]
-    assert all(line.startswith("- PRETENDED, proved: ") for line in lines), said
-    assert code == 0, said + errors
+    assert all(line.startswith("- PRETENDED, proved: ") for line in lines), output
+    assert code == 0, output + errors
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     assert all(path.stat().st_size < 16 << 20 for path in (tmp_path / "out").iterdir())
     assert set(lock_folder().iterdir()) <= locks
@@ -249,8 +249,8 @@ def test_wheels_of_the_checkout_are_found_on_the_users_python_path(wheels, check
 )
 def test_a_wheel_that_cannot_be_used_is_refused(tmp_path, wheels, name, content, why):
     (wheels / name).write_bytes(content)
-    code, said, errors = run(tmp_path / "out", "--wheels", str(wheels))
-    assert (code, said) == (2, "")
+    code, output, errors = run(tmp_path / "out", "--wheels", str(wheels))
+    assert (code, output) == (2, "")
     assert errors.startswith(f"gpu-acceptance: --wheels {wheels} holds {name}, which {why}")
     assert errors.count("\n") == 1
 

@@ -28,8 +28,8 @@ def supervise(tmp_path):
     return make
 
 
-def writing(said, then=""):
-    return f"import pathlib, sys; pathlib.Path(sys.argv[2], 'verdict.json').write_text({said!r}); {then}"
+def writing(output, then=""):
+    return f"import pathlib, sys; pathlib.Path(sys.argv[2], 'verdict.json').write_text({output!r}); {then}"
 
 
 def test_a_part_that_says_what_it_saw_is_proved(supervise):

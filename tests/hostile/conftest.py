@@ -40,9 +40,9 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     def outcome(case: Hostile, engine: str) -> Outcome:
         if (case.name, engine) not in outcomes:
             group = next(group for group in groups[engine] if case in group)
-            for each in run_cases(group, engine, tmp_path_factory.mktemp("hostile")):
-                outcomes[each.case.name, engine] = each
-                request.config.stash[WRONG] += [each] if each.wrong else []
+            for ended_case in run_cases(group, engine, tmp_path_factory.mktemp("hostile")):
+                outcomes[ended_case.case.name, engine] = ended_case
+                request.config.stash[WRONG] += [ended_case] if ended_case.wrong else []
         return outcomes[case.name, engine]
 
     return outcome

@@ -1,4 +1,4 @@
-"""Hostile cases side by side in one ``allranks run``, with innocent jobs among them, judged by what this leaves."""
+"""Runs several hostile cases in one ``allranks run``, together with innocent jobs, and judges the results."""
 
 import json
 import os
@@ -28,17 +28,17 @@ COMMON = Path(__file__).parent / "common"
 BYSTANDERS = ("bystander_first", "bystander_last")
 
 BAD_ENDS = (1, 3, 4, 130)
-"""A test that asks the agent of its job to end has interrupted it."""
+"""Exit codes of a run with hostile cases; a test that interrupts its job's agent leads to 130."""
 
 SIZE = 700 << 20
-"""Bytes that the results of one job may take: allranks brings home 512 MiB of them."""
+"""The most bytes of one job's results: allranks collects at most 512 MiB."""
 
 PATIENCE, PATIENCE_EACH = 90.0, 20.0
-"""Seconds after which a run is given up, more than the limit of a job and more for each case: the command hangs."""
+"""Seconds after which a run counts as hanging, in addition to the limit of a job, and for each case."""
 
 MOST_MEMORY, MOST_FILE = 8 << 30, 2 << 30
-"""Bytes of address space of each process on this host, and of each file that it writes: a command that read a link to
-/dev/zero took 21 GB of memory, and one that copied it 53 GB of a disk."""
+"""Bytes of address space of each process on this host, and of each file that it writes. Without these limits, reading a
+link to /dev/zero once took 21 GB of memory, and copying it 53 GB of a disk."""
 
 MATRIX = """\
 [matrix]
@@ -83,16 +83,16 @@ class Reported:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What became of a run.
+    """The results of a run.
 
     Attributes:
-        exit_code: That of the command; -9 where it had to be killed.
-        suites: The testcases of each job, by its suite.
-        greens: What files of ranks call a pass, by suite: rank and name of the test.
+        exit_code: The exit code of the command; -9 if it had to be killed.
+        suites: The testcases of each job, by suite.
+        greens: The ranks and names of tests that passed according to files of ranks, by suite.
         sizes: Bytes of the results of each job.
-        contradictions: What report.json says otherwise than junit.xml.
-        left: What is still there of it: processes, containers, folders, locks.
-        said: What the command printed.
+        contradictions: Differences between report.json and junit.xml.
+        left: Processes, containers, folders and locks that are left behind.
+        output: The output of the command.
     """
 
     exit_code: int
@@ -101,12 +101,12 @@ class Seen:
     sizes: Mapping[str, int]
     contradictions: tuple[str, ...]
     left: tuple[str, ...]
-    said: str
+    output: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What was not as it must be, of a case on an engine; nothing where all is right."""
+    """The problems of a case on an engine, if any."""
 
     case: Hostile
     engine: str
@@ -114,24 +114,24 @@ class Outcome:
     seen: Seen
 
     @property
-    def story(self) -> str:
-        """What was wrong, and all that one needs to find out why."""
-        wrong = "\n".join(f"- {each}" for each in self.wrong)
+    def details(self) -> str:
+        """The problems, and the details of the run."""
+        wrong = "\n".join(f"- {problem}" for problem in self.wrong)
         tests = "\n".join(
             f"  {test.name[:100]!r}: {test.verdict} {dict(test.ranks)} {test.message[:200]}"
             for test in self.seen.suites.get(self.case.name, ())[:40]
         )
-        return f"{self.case.name} on {self.engine} (see {self.case.path}):\n{wrong}\n{tests}\n{self._said()}"
+        return f"{self.case.name} on {self.engine} (see {self.case.path}):\n{wrong}\n{tests}\n{self._printed()}"
 
-    def _said(self) -> str:
-        """What the command printed of this case, and last."""
-        lines = self.seen.said.splitlines()
+    def _printed(self) -> str:
+        """The last lines of the command's output, and its lines about this case."""
+        lines = self.seen.output.splitlines()
         own = [line for line in lines[:-20] if f"/{self.case.name}:" in line]
         return "\n".join(line[:300] for line in (*own[:40], *lines[-20:]))
 
 
 def run_cases(cases: Sequence[Hostile], engine: str, folder: Path) -> list[Outcome]:
-    """Run cases of equal surroundings; where their run as a whole went wrong, each half again, to find the culprit."""
+    """Run cases with equal settings; if the run as a whole fails, run each half again to find the culprit."""
     seen = _run(cases, engine, folder / "run")
     if any(_of_run(seen)) and (half := len(cases) // 2):
         return run_cases(cases[:half], engine, folder / "1") + run_cases(cases[half:], engine, folder / "2")
@@ -139,7 +139,7 @@ def run_cases(cases: Sequence[Hostile], engine: str, folder: Path) -> list[Outco
 
 
 def judge(case: Hostile, seen: Seen) -> tuple[str, ...]:
-    """What is not as it must be, of a run as a whole and of a case in it; nothing where all is right."""
+    """The problems of a run as a whole, and of a case in it."""
     return (*_of_run(seen), *_of_case(case, seen))
 
 
@@ -151,21 +151,21 @@ def _run(cases: Sequence[Hostile], engine: str, folder: Path) -> Seen:
     command = [sys.executable, str(WARDEN), str(report), "--", sys.executable, "-m", "allranks", "run"]
     command += ["--engine", engine, "--results", str(results), "--seed", "7", "--jobs", "3", *cases[0].arguments]
     patience = cases[0].limits["job"] + PATIENCE + PATIENCE_EACH * len(cases)
-    said = _complete(command, repository, _environment(run_id, temporary), patience)
+    output = _complete(command, repository, _environment(run_id, temporary), patience)
     warden = json.loads(report.read_text()) if report.exists() else {"status": -signal.SIGKILL, "left": []}
     left = (*warden["left"], *_left(run_id, engine, temporary))
     if engine == "docker" and left:
         _end_containers(run_id)
-    seen = read(results / run_id, warden["status"], left, said)
+    seen = read(results / run_id, warden["status"], left, output)
     _remove(folder)
     return seen
 
 
 def _end_containers(run_id: str) -> None:
-    """Remove the containers of a run that has not done so itself."""
+    """Remove the containers that a run has left behind."""
     with closing(connect()) as client:
         for container in client.api.containers(all=True, filters={"label": f"allranks.run={run_id}"}):
-            with suppress(APIError):  # it is on its way
+            with suppress(APIError):  # it is already being removed
                 client.api.remove_container(container["Id"], force=True, v=True)
 
 
@@ -182,6 +182,9 @@ def _write_repository(cases: Sequence[Hostile], engine: str, repository: Path) -
             else {"test_1_attack.py": case.path}
         )
         _write_suite(repository, case.name, {**files, **own})
+        if case.function:
+            with (repository / "suites" / case.name / "test_1_attack.py").open("a", encoding="utf-8") as file:
+                file.write(f"\n\ntest_attack = {case.function}\n")
     suites = {BYSTANDERS[0]: "job", **{case.name: case.isolation for case in cases}, BYSTANDERS[1]: "job"}
     matrix = MATRIX.format(
         nodes=cases[0].nodes,
@@ -214,9 +217,9 @@ def _complete(command: Sequence[str], folder: Path, environment: dict[str, str],
     ) as process:
         last_resort = threading.Timer(patience, _kill_command, [process.pid])
         last_resort.start()
-        said, _ = process.communicate()
+        output, _ = process.communicate()
         last_resort.cancel()
-    return said
+    return output
 
 
 def _protect_the_host() -> None:
@@ -225,19 +228,19 @@ def _protect_the_host() -> None:
 
 
 def _kill_command(warden: int) -> None:
-    """Kill what the warden runs; the warden then ends all that this leaves."""
+    """Kill the command of the warden, which then kills everything that the command leaves."""
     for pid in Path(f"/proc/{warden}/task/{warden}/children").read_text().split():
         os.kill(int(pid), signal.SIGKILL)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder that may be deeper than Python's own way to do so allows."""
+    """Remove a folder that may be too deep for `shutil.rmtree`."""
     subprocess.run(["/bin/chmod", "-R", "u+rwX", str(folder)], check=False, stderr=subprocess.DEVNULL)
     subprocess.run(["/bin/rm", "-rf", str(folder)], check=False)
 
 
-def read(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> Seen:
-    """What a run has left in its folder."""
+def read(folder: Path, exit_code: int, left: tuple[str, ...], output: str) -> Seen:
+    """Read the results of a run from its folder."""
     suites: dict[str, list[Reported]] = {}
     for document in sorted(folder.glob("junit*.xml")):
         for suite in ET.parse(document).getroot().iter("testsuite"):  # noqa: S314 - our own report
@@ -247,10 +250,10 @@ def read(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> Seen
         exit_code=exit_code,
         suites={name: tuple(tests) for name, tests in suites.items()},
         greens={name: frozenset(_greens(path)) for name, path in attempts.items()},
-        sizes={path.name: sum(_size(each) for each in path.rglob("*")) for path in folder.glob("cells/*/*")},
+        sizes={path.name: sum(_size(item) for item in path.rglob("*")) for path in folder.glob("cells/*/*")},
         contradictions=tuple(_contradictions(folder / "report.json", suites)),
         left=left,
-        said=said,
+        output=output,
     )
 
 
@@ -262,12 +265,12 @@ def _size(path: Path) -> int:
 
 
 def _test(case: ET.Element) -> Reported:
-    said = {each.get("name", "").removeprefix("allranks."): each.get("value", "") for each in case.iter("property")}
+    facts = {prop.get("name", "").removeprefix("allranks."): prop.get("value", "") for prop in case.iter("property")}
     [outcome] = [child for child in case if child.tag in ("failure", "error", "skipped")] or [None]
     return Reported(
-        name=_name(said.get("nodeid", case.get("name", ""))),
+        name=_name(facts.get("nodeid", case.get("name", ""))),
         verdict="passed" if outcome is None else outcome.tag,
-        ranks=dict(_by_rank(said.get("ranks", ""))),
+        ranks=dict(_by_rank(facts.get("ranks", ""))),
         message="" if outcome is None else outcome.get("message", ""),
     )
 
@@ -278,7 +281,7 @@ def _name(nodeid: str) -> str:
 
 
 def _greens(attempt: Path) -> Iterator[tuple[int, str]]:
-    """Rank and name of each test that the files of ranks call a pass."""
+    """Rank and name of each test that passed according to the files of ranks."""
     for path in attempt.glob("rank-*.xml"):
         rank = path.stem.removeprefix("rank-")
         if not rank.isdecimal() or not path.is_file():
@@ -294,10 +297,10 @@ def _contradictions(path: Path, suites: Mapping[str, Sequence[Reported]]) -> Ite
     if not path.exists():
         yield "there is no report.json"
         return
-    said = json.loads(path.read_text())
+    report = json.loads(path.read_text())
     there = {
         suite["suite"]: Counter((_name(test["nodeid"]), test["verdict"]) for test in suite["tests"])
-        for suite in said["suites"]
+        for suite in report["suites"]
     }
     for name, tests in suites.items():
         here = Counter((test.name, test.verdict) for test in tests)
@@ -306,21 +309,21 @@ def _contradictions(path: Path, suites: Mapping[str, Sequence[Reported]]) -> Ite
 
 
 def _of_run(seen: Seen) -> Iterator[str]:
-    """What is wrong with the run as a whole."""
+    """The problems of the run as a whole."""
     if seen.exit_code not in BAD_ENDS:
         yield f"exit code {seen.exit_code}" if seen.exit_code != -signal.SIGKILL else "it never ended"
-    if "bug in allranks" in seen.said:
+    if "bug in allranks" in seen.output:
         yield "the command broke down"
-    if any(line.startswith("Traceback (most recent call last)") for line in seen.said.splitlines()):
+    if any(line.startswith("Traceback (most recent call last)") for line in seen.output.splitlines()):
         yield "the command printed a traceback"
-    if any(line.startswith("FORGED") for line in seen.said.splitlines()):
+    if any(line.startswith("FORGED") for line in seen.output.splitlines()):
         yield "a suite wrote a line of the terminal's"
-    yield from (f"left behind: {each}" for each in seen.left)
-    yield from (f"reports: {each}" for each in seen.contradictions)
-    said = literal(COMMON / "bystander.py", "TRUTH")["tests"]
-    tests = {name: Truth.read(each) for name, each in said.items()}
+    yield from (f"left behind: {item}" for item in seen.left)
+    yield from (f"reports: {contradiction}" for contradiction in seen.contradictions)
+    declared = literal(COMMON / "bystander.py", "TRUTH")["tests"]
+    tests = {name: Truth.read(line) for name, line in declared.items()}
     for name in BYSTANDERS:
-        yield from (f"{name}: {each}" for each in _of_suite(tests, name, seen))
+        yield from (f"{name}: {problem}" for problem in _of_suite(tests, name, seen))
 
 
 def _of_case(case: Hostile, seen: Seen) -> Iterator[str]:
@@ -355,7 +358,7 @@ def _of_tests(name: str, truth: Truth, found: Sequence[Reported]) -> Iterator[st
     if truth.one_is_bad and found and all(test.verdict in ("passed", "skipped") for test in found):
         yield f"{name}: none is bad"
     for test in found:
-        yield from (f"{test.name[:80]!r}: {each}" for each in _of_test(truth, test))
+        yield from (f"{test.name[:80]!r}: {problem}" for problem in _of_test(truth, test))
 
 
 def _of_test(truth: Truth, test: Reported) -> Iterator[str]:
@@ -368,8 +371,8 @@ def _of_test(truth: Truth, test: Reported) -> Iterator[str]:
     for rank in sorted(test.ranks.keys() - range(len(truth.ranks))) if truth.ranks else ():
         yield f"rank {rank} {test.ranks[rank]}, and there is no such rank"
     for rank, allowed in enumerate(truth.ranks):
-        said = test.ranks.get(rank, "missing")
-        if said not in allowed:
+        outcome = test.ranks.get(rank, "missing")
+        if outcome not in allowed:
             words = (
                 "|".join(sorted(allowed))
                 if len(allowed) < 4
@@ -377,7 +380,7 @@ def _of_test(truth: Truth, test: Reported) -> Iterator[str]:
                 if allowed == BAD
                 else f"none of {len(allowed)}"
             )
-            yield f"rank {rank} {said}, not {words}"
+            yield f"rank {rank} {outcome}, not {words}"
 
 
 def _of_files(name: str, truth: Truth, greens: Iterable[tuple[int, str]]) -> Iterator[str]:

@@ -19,14 +19,14 @@ def of(engine: str) -> list[Hostile]:
 @pytest.mark.parametrize("case", of("process"), ids=lambda case: f"{case.kind}-{case.name}")
 def test_on_the_process_engine(case: Hostile, ended: Callable[[Hostile, str], Outcome]):
     outcome = ended(case, "process")
-    assert not outcome.wrong, outcome.story
+    assert not outcome.wrong, outcome.details
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("case", of("docker"), ids=lambda case: f"{case.kind}-{case.name}")
 def test_in_containers(case: Hostile, ended: Callable[[Hostile, str], Outcome]):
     outcome = ended(case, "docker")
-    assert not outcome.wrong, outcome.story
+    assert not outcome.wrong, outcome.details
 
 
 def test_there_are_sixty_cases_on_each_engine_and_a_sample_of_each_kind():

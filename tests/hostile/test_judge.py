@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from declaration import literal
 from hostile_run import BYSTANDERS, COMMON, SIZE, Reported, Seen, judge
-from truth import SUITES, Hostile, Truth
+from truth import Truth, read_all
 
-CASE = Hostile.read(SUITES / "forks" / "returns_from_fork.py")
+CASE = read_all()["returns_from_fork"]
 
 
 def bystander() -> tuple[Reported, ...]:
@@ -37,7 +37,7 @@ SEEN = Seen(
     sizes={CASE.name: 1000},
     contradictions=(),
     left=(),
-    said="exit code 1: tests failed",
+    output="exit code 1: tests failed",
 )
 
 
@@ -61,9 +61,9 @@ def test_a_test_that_its_jobs_end_kept_from_running_is_right():
     [
         ({"exit_code": 0}, "exit code 0"),
         ({"exit_code": -9}, "it never ended"),
-        ({"said": "This is a bug in allranks"}, "broke down"),
-        ({"said": "x\nTraceback (most recent call last):\n"}, "traceback"),
-        ({"said": "x\nFORGED"}, "a line of the terminal"),
+        ({"output": "This is a bug in allranks"}, "broke down"),
+        ({"output": "x\nTraceback (most recent call last):\n"}, "traceback"),
+        ({"output": "x\nFORGED"}, "a line of the terminal"),
         ({"left": ("process 7",)}, "left behind: process 7"),
         ({"contradictions": ("x differs",)}, "reports: x differs"),
         ({"sizes": {CASE.name: SIZE + (1 << 20)}}, "MiB"),
@@ -92,11 +92,11 @@ def test_a_test_that_its_jobs_end_kept_from_running_is_right():
     ],
 )
 def test_what_is_not_true_is_told(change, words):
-    told = judge(CASE, replace(SEEN, **change))
-    assert any(words in line for line in told), told
+    problems = judge(CASE, replace(SEEN, **change))
+    assert any(words in line for line in problems), problems
 
 
-@pytest.mark.parametrize("said", [["green", "any"], {"ranks": ["any"], "unknown": 1}])
-def test_an_unknown_word_in_a_declaration_is_refused(said):
+@pytest.mark.parametrize("words", [["green", "any"], {"ranks": ["any"], "unknown": 1}])
+def test_an_unknown_word_in_a_declaration_is_rejected(words):
     with pytest.raises((ValueError, TypeError)):
-        Truth.read(said)
+        Truth.read(words)

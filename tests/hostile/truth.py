@@ -1,5 +1,10 @@
-"""What is true of a hostile case: a literal in its own file, read without running that file."""
+"""The expected outcome of a hostile case, declared next to it and read without running it.
 
+Most cases are functions with the decorator ``attack`` in ``suites/KIND.py``. Other cases have files or folders of their
+own in ``suites/KIND``, with the literal ``TRUTH``.
+"""
+
+import ast
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,24 +19,24 @@ GOOD = frozenset({"passed", "xfailed", "xpassed"})
 BAD = OUTCOMES - GOOD - {"skipped"}
 HONEST = frozenset({"passed", "aborted", "missing"})
 WORDS = {"any": OUTCOMES, "bad": BAD, "honest": HONEST, "unpassed": OUTCOMES - GOOD}
-"""Words for several outcomes: ``honest`` is for a rank that passes unless the attack stops it or its job first,
+"""Names for sets of outcomes: ``honest`` is for a rank that passes unless the attack stops it or its job first,
 ``unpassed`` for a test whose body never ran."""
 
 BEFORE = {"test_victim": ["passed", "failed"], "test_honest": ["passed", "passed"]}
 AFTER = {"test_after": ["bad", "any"]}
-"""What the tests around every attack come to: rank 1 attacks, and what it says of its own later tests is not judged."""
+"""The expected outcomes of the tests around every attack. Rank 1 attacks, so its own later reports are not judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What the report may say of a test.
+    """The allowed report of a test.
 
     Attributes:
-        ranks: The outcomes that each rank may have; empty for a test that may come to anything on any rank.
-        is_bad: The testcase must be an error or a failure; that of a rank that must be bad is so in any case.
-        one_is_bad: One of several testcases of this name must be.
-        may_be_absent: The report need not have it.
-        count: How many tests there are, of a name that ends in ``*``.
+        ranks: The outcomes that each rank may have; empty if any outcome is allowed on any rank.
+        is_bad: The testcase must be an error or a failure, which is implied if a rank must be bad.
+        one_is_bad: One of several testcases of this name must be an error or a failure.
+        may_be_absent: The report may lack it.
+        count: The number of tests, for a name that ends in ``*``.
     """
 
     ranks: tuple[frozenset[str], ...]
@@ -41,13 +46,13 @@ class Truth:
     count: int = 1
 
     @classmethod
-    def read(cls, said: Sequence[str] | Mapping[str, Any]) -> Self:
+    def read(cls, declared: Sequence[str] | Mapping[str, Any]) -> Self:
         """Read a literal: outcomes by rank, or a table of these and more.
 
         Raises:
             ValueError: It names an unknown outcome.
         """
-        table = dict(said) if isinstance(said, Mapping) else {"ranks": said}
+        table = dict(declared) if isinstance(declared, Mapping) else {"ranks": declared}
         ranks = tuple(_outcomes(words) for words in table.pop("ranks"))
         return cls(ranks=ranks, **{"is_bad": any(allowed <= BAD for allowed in ranks), **table})
 
@@ -65,19 +70,21 @@ class Hostile:
     """One hostile case.
 
     Attributes:
-        kind: What it attacks with: the folder that it lies in.
+        kind: The kind of attack, as its file or folder is named.
         path: Its file, or its folder.
-        tests: What is true of each test, by name; a name that ends in ``*`` stands for all that begin so.
-        attack_only: Nothing is run before and after it.
-        engines: Those that it runs on: the process engine protects against accidents only, so what reaches beyond the
-            job is for containers.
-        is_sample: It runs each time; the others in the session ``hostile``.
-        is_alone: Its run has no other case in it.
+        function: The name of its function in this file; empty if the whole file is the case.
+        tests: The allowed reports by the names of tests; a name that ends in ``*`` stands for all names with this
+            prefix.
+        attack_only: No tests run before and after it.
+        engines: The process engine protects only against accidents, so attacks beyond the job need containers.
+        is_sample: It runs each time; other cases run in the session ``hostile``.
+        is_alone: It needs a separate run.
     """
 
     name: str
     kind: str
     path: Path
+    function: str = ""
     tests: Mapping[str, Truth]
     attack_only: bool = False
     engines: tuple[str, ...] = ENGINES
@@ -93,39 +100,58 @@ class Hostile:
         """Read the declaration of a case.
 
         Raises:
-            ValueError: It has none, or one that says something unknown.
+            ValueError: It is missing or invalid.
         """
         source = path / "test_1_attack.py" if path.is_dir() else path
-        said = literal(source, "TRUTH")
+        declared = literal(source, "TRUTH")
+        return cls._from(declared, name=path.stem, kind=path.parent.name, path=path)
+
+    @classmethod
+    def read_functions(cls, path: Path) -> Iterator[Self]:
+        """Read the declarations of all cases in a file.
+
+        Raises:
+            ValueError: One of them is wrong.
+        """
+        for function in ast.parse(path.read_text(encoding="utf-8")).body:
+            for call in function.decorator_list if isinstance(function, ast.FunctionDef) else ():
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "attack":
+                    declared = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+                    ranks = [ast.literal_eval(rank) for rank in call.args]
+                    declared["tests"] = {"test_attack": ranks, **declared.get("tests", {})}
+                    name = function.name
+                    yield cls._from(declared, name=name, kind=path.stem, path=path, function=name)
+
+    @classmethod
+    def _from(cls, declared: dict[str, Any], *, name: str, path: Path, **more: str) -> Self:
         try:
-            return cls._from(said, path)
+            return cls._parse(declared, name=name, path=path, **more)
         except (KeyError, TypeError, ValueError) as error:
-            msg = f"{source}: TRUTH is wrong: {type(error).__name__}: {error}"
+            msg = f"{path}: the declaration of {name} is wrong: {type(error).__name__}: {error}"
             raise ValueError(msg) from error
 
     @classmethod
-    def _from(cls, said: dict[str, Any], path: Path) -> Self:
-        around = {} if said.get("attack_only") else {**BEFORE, **AFTER}
+    def _parse(cls, declared: dict[str, Any], **case: Any) -> Self:
+        around = {} if declared.get("attack_only") else {**BEFORE, **AFTER}
         return cls(
-            name=path.stem,
-            kind=path.parent.name,
-            path=path,
-            tests={name: Truth.read(each) for name, each in {**around, **said.pop("tests")}.items()},
-            limits={**LIMITS, "process_group": 12, "test": 15, "peer_grace": 0.3, **said.pop("limits", {})},
-            engines=tuple(said.pop("engines", ENGINES)),
-            arguments=tuple(said.pop("arguments", ())),
-            **said,
+            **case,
+            tests={name: Truth.read(item) for name, item in {**around, **declared.pop("tests")}.items()},
+            limits={**LIMITS, "process_group": 12, "test": 15, "peer_grace": 0.3, **declared.pop("limits", {})},
+            engines=tuple(declared.pop("engines", ENGINES)),
+            arguments=tuple(declared.pop("arguments", ())),
+            **declared,
         )
 
     @property
     def surroundings(self) -> tuple[object, ...]:
-        """What it cannot share with cases that want others."""
+        """The settings of its run: only cases with the same settings can share a run."""
         return (self.nodes, tuple(sorted(self.limits.items())), self.arguments, self.is_alone and self.name)
 
 
 def read_all() -> dict[str, Hostile]:
     """Every case, by name."""
     cases = [Hostile.read(path) for path in _paths()]
+    cases += [case for path in sorted(SUITES.glob("*.py")) for case in Hostile.read_functions(path)]
     names = [case.name for case in cases]
     if len(set(names)) < len(names):
         msg = f"two cases of one name: {sorted(name for name in names if names.count(name) > 1)}"

@@ -91,7 +91,7 @@ def _functions(body: Sequence[ast.stmt]) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef):
             names = [node.name]
         else:
-            names = [each.asname or each.name for each in node.names] if isinstance(node, ast.ImportFrom) else []
+            names = [name.asname or name.name for name in node.names] if isinstance(node, ast.ImportFrom) else []
         yield from (name for name in names if name.startswith("test_"))
 
 
@@ -132,11 +132,11 @@ def main(arguments: Sequence[str]) -> int:
     wrong = troubles(known, found)
     for line in wrong:
         print(line)
-    shown = [each for each in known if any("passed" in found.get(test, ()) for test in each.tests)]
-    skipped = [each for each in known if each.tests and each not in shown]
-    for each in skipped:
-        print(f"{each.name} is not shown: {', '.join(each.tests)}")
-    absent = sum(bool(each.not_here) for each in known)
+    shown = [item for item in known if any("passed" in found.get(test, ()) for test in item.tests)]
+    skipped = [record for record in known if record.tests and record not in shown]
+    for item in skipped:
+        print(f"{item.name} is not shown: {', '.join(item.tests)}")
+    absent = sum(bool(test.not_here) for test in known)
     print(f"{len(known)} behaviours: {len(shown)} shown, {len(skipped)} not shown, {absent} not here")
     return 1 if wrong else 0
 

@@ -24,17 +24,17 @@ NOT_IN_TORCH = {
 """Keys of the map that are no tests of torch."""
 
 KNOWN = behaviours()
-SUITES_OF_THE_MAP = sorted({test.split("/")[0] for each in KNOWN for test in each.tests})
+SUITES_OF_THE_MAP = sorted({test.split("/")[0] for item in KNOWN for test in item.tests})
 
 
 @pytest.mark.skipif(installed_torch() != MADE_FOR, reason=f"the map has the tests of torch {MADE_FOR}")
 def test_map_has_every_test_of_torch():
-    classes = {each.name.split(".")[0] for each in KNOWN}
-    assert {each.name for each in KNOWN} - NOT_IN_TORCH == torch_tests(sorted(classes))
+    classes = {test.name.split(".")[0] for test in KNOWN}
+    assert {test.name for test in KNOWN} - NOT_IN_TORCH == torch_tests(sorted(classes))
 
 
 def test_map_has_all_classes_of_the_list():
-    assert sorted({each.name.split(".")[0] for each in KNOWN}) == [
+    assert sorted({test.name.split(".")[0] for test in KNOWN}) == [
         "CudaDistAutogradTest",
         "CudaRpcTest",
         "DistAutogradTest",
@@ -49,17 +49,17 @@ def test_map_has_all_classes_of_the_list():
 
 @pytest.mark.parametrize("suite", SUITES_OF_THE_MAP)
 def test_every_test_of_the_map_exists(suite):
-    named = {test for each in KNOWN for test in each.tests if test.startswith(f"{suite}/")}
+    named = {test for item in KNOWN for test in item.tests if test.startswith(f"{suite}/")}
     assert named - suite_tests(suite) == set()
 
 
 def test_reasons_are_sentences():
-    short = [each for each in KNOWN if not each.tests and len(each.not_here.split()) < 5]
+    short = [test for test in KNOWN if not test.tests and len(test.not_here.split()) < 5]
     assert short == []
 
 
 def test_no_behaviour_names_a_test_twice():
-    assert [each.name for each in KNOWN if len(set(each.tests)) < len(each.tests)] == []
+    assert [test.name for test in KNOWN if len(set(test.tests)) < len(test.tests)] == []
 
 
 @pytest.mark.parametrize("value", ['"a test"', "[]", "{ not_here = 1 }", '{ not_here = "why", tests = ["a"] }'])
@@ -93,7 +93,7 @@ def test_one_parameter_that_did_not_pass_is_told(tmp_path, verdict):
 
 
 def test_want_of_gpus_is_counted_and_no_trouble(tmp_path, capsys):
-    names = {test for each in KNOWN for test in each.tests}
+    names = {test for item in KNOWN for test in item.tests}
     run_of(tmp_path, *(ran(name, "skipped", skip_kind="hardware") for name in names))
     assert main([str(tmp_path)]) == 0
     assert f"{len(KNOWN)} behaviours: 0 shown" in capsys.readouterr().out

@@ -75,7 +75,7 @@ def _living(scene: Scene) -> set[str]:
     found = {path.name for path in temporary.glob(f"allranks-job-{scene.run_id}.*")}
     if scene.daemon is not None:
         with closing(scene.daemon.connect()) as client:
-            found |= {str(each["Id"]) for each in scene.containers(client)}
+            found |= {str(container["Id"]) for container in scene.containers(client)}
     if scene.cluster is not None:
         found |= {path.name for path in scene.cluster.spool.glob(f"allranks-{scene.run_id}.*")}
     return found
@@ -122,8 +122,8 @@ def _remove_network(scene: Scene) -> bool:
         while (found := scene.whenever(lambda: list(scene.networks(client)))) is not None:
             assert isinstance(found, dict)
             with suppress(docker.errors.APIError):
-                for each in client.api.inspect_network(found["Id"])["Containers"]:
-                    client.api.disconnect_container_from_network(each, found["Id"], force=True)
+                for item in client.api.inspect_network(found["Id"])["Containers"]:
+                    client.api.disconnect_container_from_network(item, found["Id"], force=True)
                 client.api.remove_network(found["Id"])
                 scene.notes.append(str(found["Name"]))
                 return True

@@ -1,4 +1,4 @@
-"""What is wrong with what a disturbed run has left: with its words, its report, and what is still there of it."""
+"""Finds the problems of a disturbed run: in its output, in its report, and in what it has left behind."""
 
 import json
 import re
@@ -27,15 +27,15 @@ _CRASHED = (
 )
 
 _NOT_RUN = frozenset({"missing", "aborted", "crashed"})
-"""What may become of a rank's test that its job did not finish."""
+"""The outcomes of a rank's test that its job did not finish."""
 
 
 _OF_CLUSTER = ("slurmd ", "slurmctld ", ": slurmscriptd", "munged ", "unshare ", "sh -ec ", "sleep 1")
-"""How the commands of a cluster's own processes begin."""
+"""Prefixes of the commands of a cluster's own processes."""
 
 
 _OF_A_JOB = "allranks::"
-"""How the names of cases begin that stand for no test."""
+"""The prefix of the names of testcases that are not tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ class Report:
     """A merged report.
 
     Attributes:
-        tests: The outcomes of each test's ranks, by cell, suite and node id; none where a case stands for no test.
-        messages: What is said of each.
+        tests: The outcomes of each test's ranks, by cell, suite and node id; empty for a testcase that is not a test.
+        messages: The verdict and message of each.
     """
 
     tests: Mapping[tuple[str, str, str], Ranks]
@@ -57,11 +57,11 @@ class Report:
 
 
 def read_report(path: Path) -> Report:
-    """``report.json``."""
-    said = json.loads(path.read_text())
+    """Read ``report.json``."""
+    output = json.loads(path.read_text())
     tests: dict[tuple[str, str, str], Ranks] = {}
     messages = {}
-    for suite in said["suites"]:
+    for suite in output["suites"]:
         for test in suite["tests"]:
             key = suite["cell"], suite["suite"], test["nodeid"]
             tests[key] = dict(by_rank(test.get("ranks", "")))
@@ -78,33 +78,33 @@ def by_rank(compact: str) -> Iterator[tuple[int, str]]:
             yield from ((rank, word) for rank in range(int(first), int(last or first) + 1))
 
 
-def of_words(said: str) -> Iterator[str]:
-    """What no run may say."""
-    yield from (f"it said {word!r}" for word in _CRASHED if word in said)
+def of_words(output: str) -> Iterator[str]:
+    """Output that no run may print."""
+    yield from (f"it printed {word!r}" for word in _CRASHED if word in output)
 
 
 def of_report(
-    run: Path, report: Report, said: str, *, is_whole: bool, may_crash: bool = False, is_spoiled: bool = False
+    run: Path, report: Report, output: str, *, is_whole: bool, may_crash: bool = False, is_spoiled: bool = False
 ) -> Iterator[str]:
-    """What the report lacks, or has wrong.
+    """Missing or wrong results in the report.
 
     Args:
         run: The run's folder.
         report: Its report.
-        said: What the run said.
-        is_whole: Whether each test must have come to what it always does.
-        may_crash: Whether a rank may have been killed for itself: that is a result, and stays one.
-        is_spoiled: Whether tests may have come to anything in a job that is an error.
+        output: The output of the run.
+        is_whole: Whether each test must have its usual outcome.
+        may_crash: Whether a rank may have been killed: that is a result, and stays one.
+        is_spoiled: Whether tests of a job that ended with an error may have any outcome.
     """
     errors = {(cell, suite) for cell, suite, nodeid in report.tests if nodeid.startswith(_OF_A_JOB)}
     yield from _of_jobs(run, report)
-    yield from _of_told_tests(run, report)
-    yield from _of_ended_jobs(report, said)
+    yield from _of_journaled_tests(run, report)
+    yield from _of_ended_jobs(report, output)
     yield from _of_collected_tests(run, report)
     for (cell, suite, nodeid), ranks in report.tests.items():
         wanted = dict(by_rank(WANTED[suite].get(nodeid, ""))) if suite in WANTED else {}
         if is_whole and nodeid.startswith(_OF_A_JOB):
-            yield f"{cell}/{suite}: it has all its results, and still a trouble: {report.messages[cell, suite, nodeid]}"
+            yield f"{cell}/{suite}: it has all its results, but also an error: {report.messages[cell, suite, nodeid]}"
         if ranks and wanted and not wanted.keys() <= ranks.keys():
             yield f"{cell}/{suite} {nodeid}: {ranks}, and nothing of the other ranks"
         strange = {rank: word for rank, word in ranks.items() if word != wanted.get(rank) and word not in _NOT_RUN}
@@ -129,7 +129,7 @@ def _of_jobs(run: Path, report: Report) -> Iterator[str]:
 
 
 def _of_collected_tests(run: Path, report: Report) -> Iterator[str]:
-    """Each test that a job has collected is in the report, or what became of the job is."""
+    """Collected tests that are missing in the report, unless it has an error of their job."""
     for path in run.glob(f"cells/*/*/attempt-1/{JOURNAL}"):
         cell, suite = path.parts[-4], path.parts[-3]
         there = {nodeid for key, name, nodeid in report.tests if (key, name) == (cell, suite)}
@@ -139,24 +139,24 @@ def _of_collected_tests(run: Path, report: Report) -> Iterator[str]:
             yield from (f"{cell}/{suite} {nodeid}: collected, and not in the report" for nodeid in collected - there)
 
 
-def _of_told_tests(run: Path, report: Report) -> Iterator[str]:
-    """The first bad outcome that a run was told of each rank and test, else the good one, is in the report.
+def _of_journaled_tests(run: Path, report: Report) -> Iterator[str]:
+    """Outcomes in the report that differ from the journal: the first failure counts, or else the pass.
 
-    What an interrupt has aborted gives way to what it came to when the run was gone on with.
+    If an interrupt aborted a test, its outcome in the resumed run counts.
     """
     for path in run.glob(f"cells/*/*/attempt-1/{JOURNAL}"):
         cell, suite = path.parts[-4], path.parts[-3]
         resumed = path.parents[1] / "attempt-2" / JOURNAL
-        later = told(resumed) if resumed.exists() else {}
-        for (nodeid, rank), first in told(path).items():
+        later = journal_outcomes(resumed) if resumed.exists() else {}
+        for (nodeid, rank), first in journal_outcomes(path).items():
             outcome = later.get((nodeid, rank), first) if first == Outcome.ABORTED else first
             found = report.tests.get((cell, suite, nodeid), {}).get(rank)
             if found != outcome:
                 yield f"{cell}/{suite} {nodeid}: rank {rank} {outcome} by the journal, {found} in the report"
 
 
-def told(journal: Path) -> dict[tuple[str, int], str]:
-    """What a journal has of each test and rank; what nobody knows of a lost rank gives way to all else."""
+def journal_outcomes(journal: Path) -> dict[tuple[str, int], str]:
+    """The outcomes of a journal by test and rank; the unknown outcome of a lost rank does not count."""
     found: dict[tuple[str, int], Outcome] = {}
     for record in _records(journal):
         ends = []
@@ -176,27 +176,27 @@ def _records(path: Path) -> Iterator[Record]:
             yield decode(line)
 
 
-def _of_ended_jobs(report: Report, said: str) -> Iterator[str]:
-    """What the run has told of a job that had ended is in the report."""
+def _of_ended_jobs(report: Report, output: str) -> Iterator[str]:
+    """Results of ended jobs that the run has printed, and that are missing in the report."""
     for cell, suite, words in re.findall(
-        r"^(\S+)/(\S+): (\d+ (?:bad|passed|skipped).*) \([\d.]+ s\)$", said, re.MULTILINE
+        r"^(\S+)/(\S+): (\d+ (?:bad|passed|skipped).*) \([\d.]+ s\)$", output, re.MULTILINE
     ):
-        told = {word: int(count) for count, word in (part.split() for part in words.split(", "))}
+        listed = {word: int(count) for count, word in (part.split() for part in words.split(", "))}
         kinds = Counter(
             _word(set(ranks.values())) for (key, name, _), ranks in report.tests.items() if (key, name) == (cell, suite)
         )
-        lacking = {word: count for word, count in told.items() if kinds[word] < count}
+        lacking = {word: count for word, count in listed.items() if kinds[word] < count}
         if lacking:
-            yield f"{cell}/{suite}: it said {words}, and the report has {dict(kinds)}"
+            yield f"{cell}/{suite}: it printed {words}, and the report has {dict(kinds)}"
 
 
-def of_told_failures(report: Report, said: str) -> Iterator[str]:
-    """The first failure of each job, which is told while it runs, is in the report."""
-    told = re.findall(r"^(\S+)/(\S+): first failure: rank (\d+) (.+?) in (\S+::\S+): ", said, re.MULTILINE)
-    for cell, suite, rank, words, nodeid in told:
+def of_printed_failures(report: Report, output: str) -> Iterator[str]:
+    """First failures that were printed during the run, and that the report contradicts."""
+    listed = re.findall(r"^(\S+)/(\S+): first failure: rank (\d+) (.+?) in (\S+::\S+): ", output, re.MULTILINE)
+    for cell, suite, rank, words, nodeid in listed:
         found = report.tests.get((cell, suite, nodeid), {}).get(int(rank))
         if found != words.replace(" ", "_"):
-            yield f"{cell}/{suite} {nodeid}: it said rank {rank} {words}, and the report has {found}"
+            yield f"{cell}/{suite} {nodeid}: it printed rank {rank} {words}, and the report has {found}"
 
 
 def _word(outcomes: set[str]) -> str:
@@ -206,12 +206,12 @@ def _word(outcomes: set[str]) -> str:
 
 
 def of_host(run_id: str, temporary: Path, known: AbstractSet[int | Path]) -> Iterator[str]:
-    """What is left of a run on this host.
+    """What a run has left behind on this host.
 
     Args:
         run_id: The run.
-        temporary: Where runs make their temporary folders.
-        known: Processes and temporary folders that are not the run's.
+        temporary: The parent of temporary folders.
+        known: Processes and temporary folders that do not belong to the run.
     """
     yield from (f"left: process {pid}: {command}" for pid, command in strangers(known).items())
     yield from (f"left: {path}" for path in temporary.iterdir() if path not in known)
@@ -236,7 +236,7 @@ def strangers(known: AbstractSet[int | Path]) -> dict[int, str]:
 
 
 def _is_of_daemon(pid: int, commands: Mapping[int, str], parents: Mapping[int, int]) -> bool:
-    """Whether a process is the daemon's own, and no container's."""
+    """Whether a process belongs to the Docker daemon, and not to a container."""
     words = commands[pid].split()[0].rpartition("/")[2]
     if commands[pid].startswith(_OF_CLUSTER):
         return True
@@ -246,16 +246,18 @@ def _is_of_daemon(pid: int, commands: Mapping[int, str], parents: Mapping[int, i
 
 
 def in_daemon(run_id: str, daemon: HostDaemon) -> Iterator[str]:
-    """What is left of a run in a daemon."""
+    """What a run has left behind in a Docker daemon."""
     mine = {"label": f"{ownership.RUN_LABEL}={run_id}"}
     with closing(daemon.connect()) as client:
-        yield from (f"left: container {each['Names']}" for each in client.api.containers(all=True, filters=mine))
-        yield from (f"left: volume {each['Name']}" for each in client.api.volumes(filters=mine)["Volumes"] or [])
-        yield from (f"left: network {each['Name']}" for each in client.api.networks(filters=mine))
+        yield from (
+            f"left: container {container['Names']}" for container in client.api.containers(all=True, filters=mine)
+        )
+        yield from (f"left: volume {volume['Name']}" for volume in client.api.volumes(filters=mine)["Volumes"] or [])
+        yield from (f"left: network {network['Name']}" for network in client.api.networks(filters=mine))
 
 
-def of_leases(said: str) -> Iterator[str]:
-    """What `allranks doctor --gpus` should say, and does not."""
+def of_leases(output: str) -> Iterator[str]:
+    """GPUs that `allranks doctor --gpus` does not report as free."""
     for gpu in GPUS:
-        if f"{gpu}: free" not in said:
-            yield f"not free: {[line for line in said.splitlines() if gpu in line] or said}"
+        if f"{gpu}: free" not in output:
+            yield f"not free: {[line for line in output.splitlines() if gpu in line] or output}"

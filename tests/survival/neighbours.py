@@ -97,13 +97,13 @@ class Neighbours:
             return
         own = f"survival-{os.getpid()}-"
         with closing(self._daemon.connect()) as client:
-            yield from (f"container {each.id}" for each in client.containers.list(all=True, filters={"name": own}))
-            yield from (f"volume {each.name}" for each in client.volumes.list(filters={"name": own}))
-            yield from (f"network {each.id}" for each in client.networks.list(filters={"name": own}))
+            yield from (f"container {item.id}" for item in client.containers.list(all=True, filters={"name": own}))
+            yield from (f"volume {item.name}" for item in client.volumes.list(filters={"name": own}))
+            yield from (f"network {item.id}" for item in client.networks.list(filters={"name": own}))
 
     def harm(self) -> Iterator[str]:
         """What is not as it was."""
-        yield from (f"gone, and somebody else's: {each}" for each in sorted(self._made - set(self._found())))
+        yield from (f"gone, and somebody else's: {name}" for name in sorted(self._made - set(self._found())))
         if self._process is not None and self._process.poll() is not None:
             yield "gone, and somebody else's: a process of a living run"
         if not self._folder.is_dir():

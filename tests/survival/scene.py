@@ -1,4 +1,4 @@
-"""A run where something is to go wrong, and what an incident is."""
+"""A run that an incident disturbs, and the definition of incidents."""
 
 import os
 import random
@@ -33,17 +33,17 @@ INTERRUPTED: Final = 130
 
 @dataclass(kw_only=True)
 class Scene:
-    """A run, and where it takes place.
+    """A run and its environment.
 
     Attributes:
         process: ``allranks run``.
         results: The folder of all runs, a disk of its own.
         daemon: None for a run without containers.
         cluster: None for a run on this host.
-        drawn: What is left to chance.
-        said: What the run has said so far.
-        notes: What the incident has to tell.
-        wrong: What it saw that should not be.
+        drawn: The random number generator of this run.
+        output: Returns the output of the run so far.
+        notes: Details of the incident, for the report.
+        wrong: Problems that the incident has found.
     """
 
     run_id: str
@@ -55,7 +55,7 @@ class Scene:
     daemon: HostDaemon | None
     cluster: Cluster | None
     drawn: random.Random
-    said: Callable[[], str]
+    output: Callable[[], str]
     notes: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class Scene:
 
     def agents(self) -> list[int]:
         """The run's agents on this host: each leads a session."""
-        pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
         mine = f"{RUN_VARIABLE}={self.run_id}"
         with suppress(ProcessLookupError):
             if self.cluster is not None:  # only command lines say there whose they are
@@ -126,7 +126,7 @@ class Incident:
         needs_own_daemon: Whether others would notice.
         is_clean: Whether nothing may be left although nobody has cleaned up.
         is_harmless: Whether all tests must come to what they always do.
-        says: Of a run that ended with 4, one of these must be said.
+        says: A run that ends with exit code 4 must print one of these.
         eats: Whether a test of the run is to eat all memory.
         is_written: Whether what the run has told of a test can be written down.
         seconds: How much longer than an undisturbed run it may take.

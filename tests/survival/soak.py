@@ -88,7 +88,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _has_slurm() -> bool:
     programs = ("sbatch", "srun", "slurmctld", "slurmd", "munged", "ip")
-    return all(shutil.which(each, path=f"{os.environ['PATH']}:/usr/sbin") for each in programs)
+    return all(shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") for program in programs)
 
 
 def _images() -> Iterator[str]:

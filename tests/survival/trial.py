@@ -1,4 +1,4 @@
-"""One run that something befalls, from its start to the moment when nothing of it is left."""
+"""One disturbed run, from its start until nothing of it is left."""
 
 import os
 import random
@@ -26,20 +26,20 @@ from allranks.engines.package import package_folder
 
 _RESULTS_MIB: Final = 24
 _LINGER: Final = 15.0
-"""Seconds for processes and shims that have been killed to be gone; SLURM kills what does not end after ten."""
+"""Seconds until killed processes and shims are gone; SLURM kills processes that do not end after ten."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where trials take place.
+    """The environment of trials.
 
     Attributes:
         engine: ``process``, ``docker`` or ``slurm``.
         daemon: None for trials without containers.
         cluster: None for trials on this host.
-        gpus: What jobs may lease.
-        lengths: Seconds that undisturbed runs have taken; the shortest is the one to draw moments from, so that on a
-            busy machine few of them come too late.
+        gpus: The GPUs that jobs may lease.
+        lengths: The durations of undisturbed runs in seconds. Moments are drawn from the shortest, so that on a busy
+            machine few of them come too late.
     """
 
     folder: Path
@@ -58,12 +58,12 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """How it went.
+    """The result of a trial.
 
     Attributes:
-        moment: When it happened, as a part of the length of an undisturbed run.
-        met: Whether the run met with it.
-        after: How it was cleaned up.
+        moment: When the incident happened, as a fraction of the duration of an undisturbed run.
+        met: Whether the run was still running then.
+        after: How the run was cleaned up.
         seconds: From the incident to the run's end.
     """
 
@@ -77,12 +77,12 @@ class Trial:
     after: str
     notes: tuple[str, ...]
     wrong: tuple[str, ...]
-    said: str
+    output: str
     folder: Path
 
     @property
     def line(self) -> str:
-        """All of it in a line."""
+        """A summary in one line."""
         end = f"exit {self.code} after {self.seconds:.1f} s, {self.after}"
         notes = f" ({'; '.join(self.notes)})" if self.notes else ""
         state = "WRONG" if self.wrong else "ok" if self.met else "ok, over before"
@@ -90,9 +90,9 @@ class Trial:
 
     @property
     def story(self) -> str:
-        """What was wrong, and what was said."""
-        wrong = "\n".join(f"- {each}" for each in self.wrong)
-        return f"{self.line}\n{wrong}\nit said:\n{self.said}\nall of it: {self.folder}"
+        """The problems and the output."""
+        wrong = "\n".join(f"- {problem}" for problem in self.wrong)
+        return f"{self.line}\n{wrong}\noutput:\n{self.output}\nfiles: {self.folder}"
 
 
 NOTHING: Final = Incident(
@@ -101,13 +101,13 @@ NOTHING: Final = Incident(
 
 
 def measure(place: Place) -> None:
-    """See how long an undisturbed run takes; raises AssertionError where one does not go well."""
+    """Measure how long an undisturbed run takes; raises AssertionError if it fails."""
     trial = attempt(place, NOTHING, 0.0, "0")
     assert not trial.wrong, trial.story
 
 
 def attempt(place: Place, incident: Incident, moment: Moment, seed: str) -> Trial:
-    """Run, have it happen, and see what is left."""
+    """Run, let the incident happen, and judge the results."""
     folder = Path(tempfile.mkdtemp(prefix=f"{incident.name}-", dir=place.folder))
     drawn = random.Random(f"{incident.name}/{place.engine}/{moment}/{seed}")  # noqa: S311 - chance
     repository, results = folder / "repository", folder / "results"
@@ -133,15 +133,15 @@ def _attempt(  # noqa: PLR0917 - each is something else
     run_id = f"survival-{secrets.token_hex(4)}"
     environment = _environment(place, run_id)
     known = frozenset((*judging.strangers(frozenset()), *_temporary(place).iterdir(), *_on_nodes()))
-    log = folder / "said.txt"
+    log = folder / "output.txt"
     command = [sys.executable, "-m", "allranks", "run", "--engine", place.engine, "--results", str(folder / "results")]
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         process = subprocess.Popen(
             command,
             cwd=folder / "repository",
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -155,7 +155,7 @@ def _attempt(  # noqa: PLR0917 - each is something else
         daemon=place.daemon,
         cluster=place.cluster,
         drawn=drawn,
-        said=lambda: log.read_text(errors="replace"),
+        output=lambda: log.read_text(errors="replace"),
     )
     started = time.monotonic()
     _wait_for(moment, scene, place.length)
@@ -185,7 +185,7 @@ def _attempt(  # noqa: PLR0917 - each is something else
         after=judge.after,
         notes=tuple(scene.notes),
         wrong=tuple(wrong),
-        said=scene.said() + judge.said,
+        output=scene.output() + judge.output,
         folder=folder,
     )
 
@@ -196,7 +196,7 @@ def _on_nodes() -> Iterator[Path]:
 
 def _wait_for(moment: Moment, scene: Scene, length: float) -> None:
     if moment == FAILURE:
-        until(lambda: scene.is_over or ": first failure: " in scene.said(), LAST_RESORT, "the run fails in nothing")
+        until(lambda: scene.is_over or ": first failure: " in scene.output(), LAST_RESORT, "the run fails in nothing")
         return
     with suppress(subprocess.TimeoutExpired):
         scene.process.wait(moment * length)
@@ -228,7 +228,7 @@ def _environment(place: Place, run_id: str) -> dict[str, str]:
 
 
 class _Judge:
-    """Looks at what is left, has it merged, cleans up, and looks again."""
+    """Checks what is left of a run, merges its results, cleans up, and checks again."""
 
     def __init__(self, place: Place, incident: Incident, scene: Scene, known: frozenset[int | Path], met: bool) -> None:
         self._place = place
@@ -238,37 +238,37 @@ class _Judge:
         self._met = met
         self._run = scene.results / scene.run_id
         self.after = "nothing to do"
-        self.said = ""
+        self.output = ""
 
     def all(self, seconds: float) -> Iterator[str]:
         incident, scene = self._incident, self._scene
-        yield from judging.of_words(scene.said())
+        yield from judging.of_words(scene.output())
         yield from self._of_code()
         if self._met and seconds > 2 * (self._place.length or LAST_RESORT) + incident.seconds:
             yield f"it took {seconds:.1f} s more"
         if incident.is_clean:
-            yield from (f"before any clean-up, {each}" for each in self._left())
+            yield from (f"before any clean-up, {item}" for item in self._left())
         if (self._run / "run.json").exists():
             yield from self._of_results()
         yield from self._clean_up()
-        yield from judging.of_words(self.said)
+        yield from judging.of_words(self.output)
         yield from self._left()
         yield from judging.of_leases(self._command("doctor", "--gpus")) if self._place.gpus else ()
         yield from self._place.neighbours.harm()
 
     def _of_code(self) -> Iterator[str]:
-        code, said = self._scene.process.returncode, self._scene.said()
+        code, output = self._scene.process.returncode, self._scene.output()
         allowed = self._incident.codes if self._met else (CODE,)
         if self._met and not (self._run / "run.json").exists():
-            # Python itself had hardly begun, or allranks had not.
+            # Python or allranks had hardly started.
             allowed = (*allowed, -15, -2)
-        if f"exit code {CODE}:" in said and not self._incident.is_harmless:
-            # It had all been said when it happened.
+        if f"exit code {CODE}:" in output and not self._incident.is_harmless:
+            # The run had printed everything when the incident happened.
             allowed = (*allowed, CODE)
         if code not in allowed:
             yield f"exit code {code}, not {' or '.join(map(str, allowed))}"
-        if code == 4 and self._incident.says and not any(word in said for word in self._incident.says):
-            yield f"it did not say {' or '.join(map(repr, self._incident.says))}"
+        if code == 4 and self._incident.says and not any(word in output for word in self._incident.says):
+            yield f"it did not print {' or '.join(map(repr, self._incident.says))}"
         if code == 130 and not (self._run / "report.json").exists() and (self._run / "run.json").exists():
             yield "it was interrupted, and there is no report"
 
@@ -281,33 +281,33 @@ class _Judge:
         found = judging.read_report(report)
         is_whole = (self._incident.is_harmless or not self._met) and not self._incident.eats
         spoiled = self._incident.spoils
-        yield from judging.of_report(self._run, found, self._scene.said(), is_whole=is_whole, is_spoiled=spoiled)
+        yield from judging.of_report(self._run, found, self._scene.output(), is_whole=is_whole, is_spoiled=spoiled)
         if self._incident.is_written:
-            yield from judging.of_told_failures(found, self._scene.said())
-        if self._incident.eats and not any("out-of-memory killer" in each for each in found.messages.values()):
+            yield from judging.of_printed_failures(found, self._scene.output())
+        if self._incident.eats and not any("out-of-memory killer" in message for message in found.messages.values()):
             yield "no message names the out-of-memory killer"
 
     def _clean_up(self) -> Iterator[str]:
-        """By the command, or by going on with the run, which must end as it always does."""
+        """Clean up with the command, or by resuming the run, which must end with the usual results."""
         scene = self._scene
         self.after = "clean" if self._incident.eats else scene.drawn.choice(("clean", "clean", "clean", "resume"))
         if self.after == "clean" or not (self._run / "run.json").exists():
             self.after = "clean"
             self._command("clean")
             return
-        said = self._command("run", "--engine", scene.engine, "--results", str(scene.results), "--resume")
-        if f"exit code {CODE}:" not in said:
+        output = self._command("run", "--engine", scene.engine, "--results", str(scene.results), "--resume")
+        if f"exit code {CODE}:" not in output:
             yield f"resumed: it did not end with exit code {CODE}"
         found = judging.read_report(self._run / "report.json")
         may_crash = self._incident.kills_ranks and self._place.engine != "docker"
-        wrong = judging.of_report(self._run, found, said, is_whole=True, may_crash=may_crash)
-        yield from (f"resumed: {each}" for each in wrong)
+        wrong = judging.of_report(self._run, found, output, is_whole=True, may_crash=may_crash)
+        yield from (f"resumed: {problem}" for problem in wrong)
 
     def _command(self, *arguments: str) -> str:
         done = self._scene.allranks(*arguments)
-        said = done.stdout + done.stderr
-        self.said += f"$ allranks {' '.join(arguments)}\n{said}"
-        return said
+        output = done.stdout + done.stderr
+        self.output += f"$ allranks {' '.join(arguments)}\n{output}"
+        return output
 
     def _left(self) -> list[str]:
         def look() -> list[str]:

@@ -154,7 +154,7 @@ def _read(folder: Path, wall: float, output: str) -> Ran:
     except AllranksError as error:
         return Ran(suites={}, troubles=(error.told, output), wall=wall, tests=0.0, output=output)
     suites: dict[str, dict[str, Outcome]] = {}
-    for suite, test, outcome in (each for row in judged for each in _tests(row)):
+    for suite, test, outcome in (test for row in judged for test in _tests(row)):
         suites.setdefault(suite, {})[test] = outcome
     return Ran(
         suites=suites,

@@ -52,15 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def report(compared: Sequence[Compared], troubles: Sequence[str]) -> str:
     """What is not the same, with both sides, and a line of counts."""
-    counts = Counter(each.relation for each in compared)
-    shown = [*troubles, *(str(each) for each in compared if each.relation != "same")]
+    counts = Counter(comparison.relation for comparison in compared)
+    shown = [*troubles, *(str(comparison) for comparison in compared if comparison.relation != "same")]
     summary = ", ".join(f"{counts[relation]} {relation}" for relation in (*GOOD, *BAD))
     return "\n".join([*shown, f"{len(compared)} tests: {summary}"])
 
 
 def is_good(compared: Sequence[Compared], troubles: Sequence[str]) -> bool:
     """Whether all that is on record is the same, or listed, and every job went well."""
-    return bool(compared) and not troubles and all(each.relation in GOOD for each in compared)
+    return bool(compared) and not troubles and all(comparison.relation in GOOD for comparison in compared)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ class Compared:
 
     def __str__(self) -> str:
         """Both sides, for a person."""
-        said = " or ".join(map(str, self.torch)) or "(not on record)"
-        sides = f"  torch:    {said}\n  allranks: {self.allranks or '(not in the run)'}"
+        expected = " or ".join(map(str, self.torch)) or "(not on record)"
+        sides = f"  torch:    {expected}\n  allranks: {self.allranks or '(not in the run)'}"
         cause = f"\n  known:    {self.cause}" if self.cause else ""
         return f"{self.relation}: {self.suite}::{self.test}\n{sides}{cause}"
 
@@ -102,9 +102,9 @@ def _compare(
 
 def read_known(path: Path = KNOWN) -> dict[tuple[str, str], Known]:
     """The differences that are listed with their cause: by suite and test, what allranks says and why."""
-    said = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
     return {
         (suite, test): Known(allranks=Outcome(*entry["allranks"]), cause=entry["cause"])
-        for suite, tests in said.items()
+        for suite, tests in content.items()
         for test, entry in tests.items()
     }

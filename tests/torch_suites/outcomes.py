@@ -88,9 +88,9 @@ def read_recording(path: Path) -> Iterator[Recorded]:
     """
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
-            said = json.loads(line)
-            seen = outcome(cast("Kind", said["outcome"]), said["reason"])
-            yield Recorded(said["test"], seen, said["seconds"], said.get("module", ""))
+            output = json.loads(line)
+            seen = outcome(cast("Kind", output["outcome"]), output["reason"])
+            yield Recorded(output["test"], seen, output["seconds"], output.get("module", ""))
 
 
 def of_verdict(test: TestVerdict) -> Outcome:

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recordings = (
             run(options.run, options.named or list(SUITES))
             if options.run
-            else [_recording(each) for each in options.named]
+            else [_recording(test) for test in options.named]
         )
     except UnknownSuiteError as error:
         sys.exit(str(error))
@@ -61,9 +61,9 @@ def run(folder: Path, suites: Sequence[str]) -> list[tuple[str, Path]]:
 def _run_suite(suite: str, recording: Path) -> Path:
     print(f"{suite}: into {recording}", flush=True)
     log = recording.with_suffix(".log")
-    with log.open("a", encoding="utf-8") as said:
+    with log.open("a", encoding="utf-8") as output:
         command = [sys.executable, RUNNER, ROOT / SUITES[suite].file, recording]
-        subprocess.run(command, stdout=said, stderr=subprocess.STDOUT, check=False)
+        subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
     if not recording.exists():
         sys.exit(f"torch's runner came to nothing: see {log}")
     return recording

@@ -32,7 +32,7 @@ def listed(record: Record, name: str) -> list[Listed]:
     What torch's runner executes comes before what it skips, skips are in the order of their reasons, and all else is in
     the order of names.
     """
-    tests = [Listed(suite, *each) for suite in LISTS[name] for each in record.suites.get(suite, {}).items()]
+    tests = [Listed(suite, *item) for suite in LISTS[name] for item in record.suites.get(suite, {}).items()]
     return sorted(tests, key=_place)
 
 
@@ -50,6 +50,6 @@ def sample(tests: Sequence[Listed], size: int) -> list[Listed]:
 def selection_of(tests: Sequence[Listed]) -> Selection:
     """The names of tests, by suite."""
     names: dict[str, tuple[str, ...]] = {}
-    for each in tests:
-        names[each.suite] = (*names.get(each.suite, ()), each.test)
+    for test in tests:
+        names[test.suite] = (*names.get(test.suite, ()), test.test)
     return names

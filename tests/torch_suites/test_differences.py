@@ -68,7 +68,7 @@ def test_another_difference_than_the_listed_one_is_not_known():
 def test_all_that_is_on_record_must_have_run():
     record = Record(torch="9.9", suites={"torch-rpc": {"T::x": PASSED, "T::y": PASSED}})
     compared = compare(record, {"torch-rpc": {"T::x": PASSED, "T::z": PASSED}}, {"torch-rpc": ()}, {})
-    assert {each.test: each.relation for each in compared} == {
+    assert {comparison.test: comparison.relation for comparison in compared} == {
         "T::x": "same",
         "T::y": "not run",
         "T::z": "not on record",
@@ -149,8 +149,8 @@ def test_the_jobs_of_a_comparison_are_suites_of_a_matrix_file(tmp_path):
     chosen = {"torch-rpc": ("T::x",), "torch-c10d": ()}
     _write_repository(tmp_path, [*jobs_of_suites(chosen), one_job("together", chosen)])
     suites = load(tmp_path).matrix.suites
-    [nodeid] = [each for each in suites["torch-rpc"].pytest_args if "::" in each]
+    [nodeid] = [arg for arg in suites["torch-rpc"].pytest_args if "::" in arg]
     assert nodeid == f"{SUITES['torch-rpc'].file}::T::x"
-    assert not any("::" in each for each in suites["torch-c10d"].pytest_args)
+    assert not any("::" in arg for arg in suites["torch-c10d"].pytest_args)
     assert suites["together"].pytest_args == (nodeid, SUITES["torch-c10d"].file)
     assert list(map(str, suites["together"].paths)) == ["suites/torch"]

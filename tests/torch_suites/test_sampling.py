@@ -18,7 +18,7 @@ def test_executed_and_skipped_tests_have_their_share(executed, skipped, size):
     taken = sample(some_list(executed, skipped), size)
     assert len(set(taken)) == size
     share = size * skipped / (executed + skipped)
-    assert abs(sum(each.outcome.kind == "skipped" for each in taken) - share) < 1
+    assert abs(sum(test.outcome.kind == "skipped" for test in taken) - share) < 1
 
 
 def test_a_list_with_fewer_tests_is_its_own_sample():
@@ -33,7 +33,7 @@ def test_a_list_is_in_an_order_that_knows_outcomes_and_names_alone():
         torch="9.9",
         suites={"torch-rpc": {**skip, "T::z": Outcome("failed", "no")}, "torch-ddp-rpc": {"T::c": Outcome("passed")}},
     )
-    assert [each.test for each in listed(record, "rpc")] == ["T::c", "T::z", "T::b", "T::a"]
+    assert [item.test for item in listed(record, "rpc")] == ["T::c", "T::z", "T::b", "T::a"]
 
 
 def test_a_sample_is_selected_by_suite():
@@ -56,6 +56,6 @@ def test_the_kept_sample_of_a_list_has_sixty_tests_of_its_suites(name):
 def test_the_kept_sample_of_distributed_test_has_executed_and_skipped_tests_in_their_proportion():
     tests = listed(read_record("2.13.0"), "c10d")
     kept = {test for names in fixed_sample("c10d").values() for test in names}
-    skipped = {each.test for each in tests if each.outcome.kind == "skipped"}
+    skipped = {test.test for test in tests if test.outcome.kind == "skipped"}
     assert len(tests) == 285
     assert abs(len(kept & skipped) - 60 * len(skipped) / len(tests)) < 1

@@ -12,7 +12,7 @@ PASSED, FAILED = Outcome("passed"), Outcome("failed", "RuntimeError: lost")
 
 
 def seen(*outcomes):
-    return [Recorded("T::test_x", each, 1.0, "") for each in outcomes]
+    return [Recorded("T::test_x", outcome, 1.0, "") for outcome in outcomes]
 
 
 def recording(folder, name, *lines):
@@ -75,7 +75,7 @@ def test_what_is_on_record_still_tells_that_a_test_is_flaky():
 def test_a_line_that_is_not_whole_is_left_out(tmp_path):
     path = recording(tmp_path, "torch-rpc.jsonl", line("T::a", "passed"))
     path.write_text(path.read_text() + '{"test": "T::b", "outc')
-    assert [each.test for each in read_recording(path)] == ["T::a"]
+    assert [item.test for item in read_recording(path)] == ["T::a"]
 
 
 def test_the_script_makes_a_record_of_recordings(tmp_path, monkeypatch, capsys):
@@ -114,7 +114,7 @@ def test_the_installed_torch_has_a_record():
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("message", "kept"),
     [
         ('File "/home/me/.venv/lib/torch/x.py", line 3', 'File "x.py", line 3'),
         ("cannot open /tmp/tmpabc123/store", "cannot open PATH"),
@@ -129,13 +129,13 @@ def test_the_installed_torch_has_a_record():
         ("long " * 100, ("long " * 100)[:160]),
     ],
 )
-def test_a_reason_has_nothing_of_the_machine(said, kept):
-    assert outcome("skipped", said).reason == kept
+def test_a_reason_has_nothing_of_the_machine(message, kept):
+    assert outcome("skipped", message).reason == kept
 
 
 def test_a_failure_is_told_by_the_exception_that_ended_it():
-    said = "Process 1 exited with error code 10:\nTraceback (most recent call last):\n  at x\nValueError: no\n"
-    assert outcome("failed", said) == Outcome("failed", "ValueError: no")
+    message = "Process 1 exited with error code 10:\nTraceback (most recent call last):\n  at x\nValueError: no\n"
+    assert outcome("failed", message) == Outcome("failed", "ValueError: no")
 
 
 def test_suites_and_tests_are_chosen_by_name():

@@ -58,9 +58,9 @@ def record_of(recordings: Iterable[tuple[str, Iterable[Recorded]]], base: Record
     """
     seen: dict[str, dict[str, list[Outcome]]] = {}
     for suite, recording in recordings:
-        for each in recording:
-            earlier = list(reversed(base.seen(suite, each.test)))
-            seen.setdefault(suite, {}).setdefault(each.test, earlier).append(each.outcome)
+        for item in recording:
+            earlier = list(reversed(base.seen(suite, item.test)))
+            seen.setdefault(suite, {}).setdefault(item.test, earlier).append(item.outcome)
     newest = {suite: {test: all_seen[-1] for test, all_seen in tests.items()} for suite, tests in seen.items()}
     flaky = {suite: dict(_flaky(tests)) for suite, tests in seen.items()}
     return replace(base, suites=_with(base.suites, newest), flaky=_with(base.flaky, flaky))
@@ -88,28 +88,28 @@ def read_record(torch: str, folder: Path = FOLDER) -> Record:
     """
     path = path_of(torch, folder)
     if not path.exists():
-        there = ", ".join(sorted(each.stem.removeprefix("torch-") for each in folder.glob("torch-*.json"))) or "none"
+        there = ", ".join(sorted(path.stem.removeprefix("torch-") for path in folder.glob("torch-*.json"))) or "none"
         msg = (
             f"There is no record of torch {torch} (there: {there}). "
             "Make one with this torch, which takes an hour: python tests/torch_suites/record.py --run FOLDER"
         )
         raise NoRecordError(msg)
-    said = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
     return Record(
-        torch=said["torch"],
-        cell=said["cell"],
+        torch=content["torch"],
+        cell=content["cell"],
         suites={
-            suite: {test: Outcome(*each) for test, each in tests.items()} for suite, tests in _items(said, "suites")
+            suite: {test: Outcome(*item) for test, item in tests.items()} for suite, tests in _items(content, "suites")
         },
         flaky={
-            suite: {test: tuple(Outcome(*each) for each in seen) for test, seen in tests.items()}
-            for suite, tests in _items(said, "flaky")
+            suite: {test: tuple(Outcome(*item) for item in seen) for test, seen in tests.items()}
+            for suite, tests in _items(content, "flaky")
         },
     )
 
 
-def _items(said: Mapping[str, Any], name: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    items: Iterable[tuple[str, Mapping[str, Any]]] = said[name].items()
+def _items(content: Mapping[str, Any], name: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    items: Iterable[tuple[str, Mapping[str, Any]]] = content[name].items()
     return items
 
 

@@ -91,11 +91,11 @@ def load(path: Path) -> ModuleType:
 def tests_of(module: ModuleType) -> list[unittest.TestCase]:
     names = unittest.TestLoader().getTestCaseNames
     classes = [
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, unittest.TestCase) and each.__module__ == module.__name__
+        var
+        for var in vars(module).values()
+        if isinstance(var, type) and issubclass(var, unittest.TestCase) and var.__module__ == module.__name__
     ]
-    return [each(name) for each in classes for name in names(each)]
+    return [item(name) for item in classes for name in names(item)]
 
 
 def known(out: Path) -> set[str]:

@@ -63,9 +63,9 @@ def condition(text: str | bool | None, scope: Scope) -> bool:
 def filled(value: Any, scope: Scope) -> Any:
     """A value of the workflow with its expressions evaluated: one that is all of a string keeps its type."""
     if isinstance(value, Mapping):
-        return {key: filled(each, scope) for key, each in value.items()}
+        return {key: filled(item, scope) for key, item in value.items()}
     if isinstance(value, list):
-        return [filled(each, scope) for each in value]
+        return [filled(item, scope) for item in value]
     if not isinstance(value, str):
         return value
     if (whole := EXPRESSION.fullmatch(value.strip())) and "${{" not in whole[1]:
@@ -272,5 +272,5 @@ def _compare(operator: str, left: Any, right: Any) -> bool:
 
 def _contains(where: Any, what: Any) -> bool:
     if isinstance(where, list):
-        return any(_compare("==", each, what) for each in where)
+        return any(_compare("==", item, what) for item in where)
     return as_text(what).lower() in as_text(where).lower()

@@ -76,7 +76,7 @@ class JobRun:
 
     @property
     def annotations(self) -> list[dict[str, str]]:
-        return [each for step in self.steps for each in annotations(step.log)]
+        return [annotation for step in self.steps for annotation in annotations(step.log)]
 
     def step(self, name: str) -> Step:
         return next(step for step in self.steps if step.name == name)
@@ -238,7 +238,7 @@ def _entries(job: Mapping[str, Any], scope: Scope) -> list[dict[str, Any]]:
 def _need(need: str, jobs: Mapping[tuple[str, str], JobRun], workflow: Mapping[str, Any]) -> dict[str, Any]:
     runs = [run for (job_id, _), run in jobs.items() if job_id == need]
     results = {run.result for run in runs}
-    result = next(each for each in ("failure", "cancelled", "skipped", "success") if each in results)
+    result = next(item for item in ("failure", "cancelled", "skipped", "success") if item in results)
     outputs = dict.fromkeys(workflow["jobs"][need].get("outputs", {}), "")
     for run in runs:
         outputs.update({name: value for name, value in run.outputs.items() if value})
@@ -259,7 +259,7 @@ def _inputs(site: Site) -> dict[str, Any]:
         return values
     if unknown := set(given) - set(declared):
         raise KeyError(*unknown)
-    return values | {name: given.get(name, each.get("default", "")) for name, each in declared.items()}
+    return values | {name: given.get(name, item.get("default", "")) for name, item in declared.items()}
 
 
 def _secrets(site: Site) -> dict[str, str | None]:
@@ -376,11 +376,11 @@ class _Machine:
         action = PINNED.fullmatch(step["uses"])["action"]
         inputs = {name: as_text(filled(value, self._scope)) for name, value in step.get("with", {}).items()}
         try:
-            said = getattr(self, "_" + re.sub(r"\W", "_", action))(inputs)
+            result = getattr(self, "_" + re.sub(r"\W", "_", action))(inputs)
         except ActionError as error:
             return Step(step["name"], "failure", log=f"::error::{error}")
         outputs = {"artifact-url": f"{RUN_URL}/artifacts/1"} if action == "actions/upload-artifact" else {}
-        return Step(step["name"], "success", outputs, log=str(said))
+        return Step(step["name"], "success", outputs, log=str(result))
 
     def _actions_checkout(self, inputs: Mapping[str, str]) -> str:
         """The repository in place of all that there is, or that of the workflow at its commit, beside it."""

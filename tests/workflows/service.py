@@ -76,7 +76,7 @@ class Service:
     def download(self, inputs: Mapping[str, str], workspace: Path) -> str:
         """actions/download-artifact; of artifacts with one name, from several attempts, the newest."""
         _only(inputs, "name", "pattern", "path", "merge-multiple")
-        newest = {artifact.name: artifact for artifact in sorted(self.artifacts, key=lambda each: each.attempt)}
+        newest = {artifact.name: artifact for artifact in sorted(self.artifacts, key=lambda artifact: artifact.attempt)}
         into = workspace / inputs.get("path", ".")
         if name := inputs.get("name"):
             if name not in newest:
@@ -84,7 +84,7 @@ class Service:
                 raise ActionError(msg)
             _copy(newest[name].content, into)
             return f"{name} to {into}"
-        found = [each for each in newest.values() if fnmatch.fnmatch(each.name, inputs.get("pattern") or "*")]
+        found = [item for item in newest.values() if fnmatch.fnmatch(item.name, inputs.get("pattern") or "*")]
         # Several have a folder each; one that is alone has none, by whatever it was found (the action's own rule).
         together = len(found) == 1 or inputs.get("merge-multiple") == "true"
         for artifact in found:

@@ -54,8 +54,8 @@ def image(docker_client, tmp_path_factory) -> str:  # noqa: ARG001 - is skipped 
     (folder / "suite").mkdir()
     head = '[matrix]\nbackend = ["gloo"]\nworld_size = [2]\n[suites.tiny]\npath = "suite"\n'
     (folder / "matrix.toml").write_text(head + RECIPE)
-    said = command(sys.executable, "-m", "allranks", "build", folder=folder, environ=dict(os.environ))
-    return said.splitlines()[-1].removeprefix("cpu: ")
+    output = command(sys.executable, "-m", "allranks", "build", folder=folder, environ=dict(os.environ))
+    return output.splitlines()[-1].removeprefix("cpu: ")
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def gate_of(run: Run) -> JobRun:
 
 
 def errors_of(job: JobRun) -> list[str]:
-    return [each["message"] for each in job.annotations if each["level"] == "error"]
+    return [annotation["message"] for annotation in job.annotations if annotation["level"] == "error"]
 
 
 def test_a_good_run_opens_the_gate(run):
@@ -215,7 +215,7 @@ def test_a_fork_without_a_reviewer_closes_it_and_gets_no_machine_of_the_user_s(a
     refused = again(SUITE, event=event, event_name="pull_request")
     job = refused.job("run", OTHER)
     assert (job.result, job.runs_on, job.environment) == ("failure", "ubuntu-24.04", "")
-    assert [each["title"] for each in job.annotations] == ["A fork without a reviewer"]
+    assert [annotation["title"] for annotation in job.annotations] == ["A fork without a reviewer"]
     assert refused.results["gate"] == "failure"
 
 

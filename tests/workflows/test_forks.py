@@ -108,7 +108,10 @@ def test_an_environment_without_reviewers_is_none(site, answer, reviewed):
 
 def needs_of(reviewed):
     outputs = {"plan": {"attempt": "1", "options": "", "lock": ""}, "image": {"attempt": "1"}}
-    return {**{job: {"outputs": each} for job, each in outputs.items()}, "forks": {"outputs": {"reviewed": reviewed}}}
+    return {
+        **{job: {"outputs": output} for job, output in outputs.items()},
+        "forks": {"outputs": {"reviewed": reviewed}},
+    }
 
 
 def entry(runs_on):

@@ -51,7 +51,7 @@ def test_it_says_that_a_label_left_cells_out(gate):
     job = gate(selected="gloo-w2")
     assert job.result == "success"
     assert "A label of the pull request has selected these cells alone: `gloo-w2`" in job.summary
-    assert [each["title"] for each in job.annotations] == ["Not all cells"]
+    assert [annotation["title"] for annotation in job.annotations] == ["Not all cells"]
 
 
 @pytest.mark.parametrize("job", ["plan", "image", "run", "report"])
@@ -63,7 +63,7 @@ def test_a_job_that_did_not_succeed_closes_it(gate, job, result):
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("results", "reason"),
     [
         ({"code": "1"}, "exit code of the merged report: 1 where it must be 0"),
         ({"code": ""}, "exit code of the merged report: nothing where it must be 0"),
@@ -75,8 +75,8 @@ def test_a_job_that_did_not_succeed_closes_it(gate, job, result):
         ({"planned": "two", "reported": "two"}, "nothing was planned"),
     ],
 )
-def test_a_count_or_code_that_is_not_right_closes_it(gate, said, reason):
-    ended = gate(**said)
+def test_a_count_or_code_that_is_not_right_closes_it(gate, results, reason):
+    ended = gate(**results)
     assert ended.result == "failure"
     assert reason in ended.summary
     assert "open" not in ended.summary

@@ -22,10 +22,10 @@ def looked(tmp_path):
     """``looked(free=20, cuda=True)``: the step, on a machine whose docker's disk has so many GB."""
 
     def look(*, free, cuda, root="/"):
-        for name, said in (("docker", root), ("df", f"Avail\n{free * 10**9}")):
+        for name, output in (("docker", root), ("df", f"Avail\n{free * 10**9}")):
             path = tmp_path / "bin" / name
             path.parent.mkdir(exist_ok=True)
-            path.write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}'\n")
+            path.write_text(f"#!/bin/sh\nprintf '%s\\n' '{output}'\n")
             path.chmod(0o755)
         workflow = read_workflow(IMAGES)
         job = workflow["jobs"]["push"]

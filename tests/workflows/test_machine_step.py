@@ -15,12 +15,12 @@ def steps():
 
 
 def test_the_machine_is_compared_before_anything_is_fetched(steps):
-    names = [each["name"] for each in steps]
+    names = [step["name"] for step in steps]
     assert names.index("Get the plan") < names.index(NAME) < names.index("Get the images")
 
 
 def test_its_reason_lies_where_the_results_of_the_pack_are_taken_from(steps):
-    step = next(each for each in steps if each["name"] == NAME)
+    step = next(step for step in steps if step["name"] == NAME)
     assert step["if"] == "matrix.gpus > 0"
     assert step["env"]["ALLRANKS_PACK"] == "${{ matrix.pack }}"
     assert '--results "$RUNNER_TEMP/results"' in step["run"]

@@ -73,15 +73,15 @@ def test_a_pattern_may_find_none_and_a_name_may_not(service, work):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "said"),
+    ("inputs", "message"),
     [
         ({"name": "x", "path": "none", "if-no-files-found": "error"}, "No files were found"),
         ({"name": "a/b", "path": "out"}, "name is not valid"),
         ({"name": "x", "path": "out", "overwrit": "true"}, "knows nothing of"),
     ],
 )
-def test_what_github_refuses_is_refused(service, work, inputs, said):
-    with pytest.raises(ActionError, match=said):
+def test_what_github_refuses_is_refused(service, work, inputs, message):
+    with pytest.raises(ActionError, match=message):
         service.upload(inputs, 1, work)
 
 

@@ -153,6 +153,6 @@ def test_a_list_of_disabled_tests_goes_with_the_plan(site, content, outcome):
 
 def test_runs_are_told_of_the_list_only_if_there_is_one():
     [run] = [step for step in read_workflow(DIST)["jobs"]["run"]["steps"] if step["name"] == "Run"]
-    for disabled, told in (("", ""), ("list.json", "/temp/plan/disabled.json")):
+    for disabled, report in (("", ""), ("list.json", "/temp/plan/disabled.json")):
         scope = Scope({"inputs": {"disabled": disabled}, "runner": {"temp": "/temp"}})
-        assert filled(run["env"]["DISABLED_TESTS_FILE"], scope) == told
+        assert filled(run["env"]["DISABLED_TESTS_FILE"], scope) == report

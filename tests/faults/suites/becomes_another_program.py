@@ -2,12 +2,7 @@
 
 import os
 
-import torch
-import torch.distributed as dist
-
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["passed", "crashed"],
@@ -19,9 +14,3 @@ FAULT = {
 def test_fault(rank):
     if rank == 1:
         os.execvp("sleep", ["sleep", "3600"])  # noqa: S606, S607 - this is the fault
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
     "test": "test_expects_something_else_in_between",
     "limits": {"process_group": 4, "test": 8, "job": 220},
     "seconds": 90,
@@ -260,9 +259,3 @@ def test_leaves_python_with_work_under_way(rank):
         sleep()
     start()
     sys.exit(5)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -4,8 +4,6 @@ import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "limits": {"process_group": 2, "test": 6},
     "verdict": ("failure", "failed"),
     "leading": [0, 1],
@@ -18,9 +16,3 @@ FAULT = {
 
 def test_fault(rank):
     dist.recv(torch.ones(1), 1 - rank)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

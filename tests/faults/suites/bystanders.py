@@ -106,9 +106,3 @@ def test_two_are_busy_with_a_message_of_their_own(rank):
     if rank == 1:
         dist.recv(torch.ones(1), 0)
     sleep()
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -6,8 +6,6 @@ import multiprocessing
 import pytest
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "verdict": ("failure", "failed"),
     "leading": 1,
     "ranks": ["passed", "failed"],

@@ -3,12 +3,9 @@
 import fcntl
 import os
 
-import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "limits": {"process_group": 2, "test": 3},
     "verdict": ("error", "timed_out"),
     "leading": [0, 1],
@@ -28,9 +25,3 @@ def test_fault(rank):
     lock(f"lock-{rank}")
     dist.barrier()
     lock(f"lock-{1 - rank}")
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

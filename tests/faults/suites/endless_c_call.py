@@ -2,12 +2,7 @@
 
 import ctypes
 
-import torch
-import torch.distributed as dist
-
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "limits": {"process_group": 2, "test": 3},
     "verdict": ("error", "timed_out"),
     "leading": 1,
@@ -23,9 +18,3 @@ def test_fault(rank):
     library.pthread_mutex_lock(mutex)
     if rank == 1:
         library.pthread_mutex_lock(mutex)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -16,7 +16,6 @@ from torch.distributed import rpc
 from allranks.testing import with_rpc, worker_name
 
 FAULT = {
-    "world_size": 2,
     "test": "test_a_future_of_torch_that_nobody_sets",
     "limits": {"process_group": 3, "test": 8, "job": 200},
     "seconds": 80,
@@ -171,9 +170,3 @@ def test_a_remote_call_to_itself(rank):
     if rank == 1:
         wait()
     rpc.rpc_sync(worker_name(0), time.sleep, args=(100,), timeout=0)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -3,12 +3,8 @@
 import time
 
 import pytest
-import torch
-import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "verdict": ("failure", "failed"),
     "leading": 1,
     "ranks": ["passed", "failed"],
@@ -27,9 +23,3 @@ def slow(rank):
 @pytest.mark.usefixtures("slow")
 def test_fault(rank):
     assert rank == 0, "the first cause"
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

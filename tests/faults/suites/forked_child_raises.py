@@ -5,8 +5,6 @@ import multiprocessing
 import pytest
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "limits": {"process_group": 20, "test": 40, "job": 60},
     "verdict": ("failure", "failed"),
     "leading": 1,

@@ -2,12 +2,7 @@
 
 import os
 
-import torch
-import torch.distributed as dist
-
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "verdict": ("failure", "failed"),
     "leading": 1,
     "ranks": ["passed", "failed"],
@@ -28,9 +23,3 @@ def test_fault(rank):
         os.write(1, b"the end")
         msg = "after all that"
         raise ValueError(msg)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

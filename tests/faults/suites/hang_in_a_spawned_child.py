@@ -6,8 +6,6 @@ import time
 import pytest
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "limits": {"process_group": 5, "test": 8, "job": 60},
     "verdict": ("error", "timed_out"),
     "leading": 1,

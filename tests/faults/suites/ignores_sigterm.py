@@ -3,12 +3,7 @@
 import signal
 import time
 
-import torch
-import torch.distributed as dist
-
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "limits": {"process_group": 2, "test": 3},
     "verdict": ("error", "timed_out"),
     "leading": 1,
@@ -22,9 +17,3 @@ def test_fault(rank):
     if rank == 1:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(3600)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -4,12 +4,9 @@ import shutil
 import time
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "not_on": {
         "process": "no file of that folder has anything to say of the outcomes",
         "docker": "the folder is of a container's own",
@@ -39,9 +36,3 @@ def test_fault(rank):
             else:
                 path.unlink()
     dist.barrier()
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "verdict": ("passed", ""),
     "ranks": ["passed", "passed"],
     "exit_code": 0,

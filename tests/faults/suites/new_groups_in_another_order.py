@@ -1,11 +1,9 @@
 """One rank makes two groups in another order than its peers: their members wait for each other in vain."""
 
-import torch
 import torch.distributed as dist
 
 FAULT = {
     "world_size": 3,
-    "test": "test_fault",
     "limits": {"process_group": 2, "test": 4},
     "verdict": [("failure", "failed"), ("error", "timed_out")],
     "leading": 1,
@@ -20,9 +18,3 @@ def test_fault(rank):
     groups = [[0, 1], [1, 2]]
     for ranks in reversed(groups) if rank == 1 else groups:
         dist.new_group(ranks)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -52,9 +52,3 @@ def test_size(rank):
 def test_root(rank):
     dist.reduce(torch.ones(4), dst=2 if rank == 2 else 0)
     dist.barrier()
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

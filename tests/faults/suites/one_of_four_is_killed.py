@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 FAULT = {
     "world_size": 4,
-    "test": "test_fault",
     "verdict": ("error", "crashed"),
     "leading": 2,
     "ranks": ["failed|aborted", "failed|aborted", "crashed", "failed|aborted"],
@@ -22,9 +21,3 @@ def test_fault(rank):
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.ones(1))
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

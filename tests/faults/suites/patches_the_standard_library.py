@@ -5,11 +5,9 @@ import os
 import random
 import time
 
-import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
     "test": "test_patches_and_fails",
     "verdict": ("failure", "failed"),
     "leading": 1,
@@ -59,9 +57,3 @@ def test_finds_them():
 def test_leaves_and_fails(rank):
     patch(setattr)
     assert rank == 0, "left"
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

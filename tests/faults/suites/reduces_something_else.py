@@ -40,9 +40,3 @@ def test_result(rank):
     output, operation = torch.zeros(1), dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM
     dist.reduce_scatter(output, [torch.ones(1)] * 3, op=operation)
     assert output.item() == (3 if rank == 1 else 1)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

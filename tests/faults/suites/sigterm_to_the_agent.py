@@ -4,12 +4,9 @@ import os
 import signal
 import time
 
-import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "verdict": ("error", "aborted"),
     "ranks": ["aborted", "aborted"],
     "words": ["ended from outside"],
@@ -28,9 +25,3 @@ def test_fault(rank):
     if rank == 1:
         os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(3600)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -5,12 +5,9 @@ import signal
 import time
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "not_on": {
         "process": "its supervisor is the command itself",
         "docker": "its supervisor is process 1 of the container, which no signal from inside can kill",
@@ -51,9 +48,3 @@ def test_fault(rank):
         while not has_told_of_the_test_before():
             time.sleep(0.01)
         os.kill(supervisor(), signal.SIGSTOP)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
     "test": "test_retries",
     "limits": {"process_group": 4, "test": 8, "job": 120},
     "seconds": 50,
@@ -218,9 +217,3 @@ def test_swallows_it_and_passes(rank):
         sleep()
     with contextlib.suppress(RuntimeError):
         reduce()
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

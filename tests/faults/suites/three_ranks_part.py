@@ -79,7 +79,7 @@ def test_one_in_another_group(rank):
 
 
 def test_a_circle_of_groups(rank):
-    groups = [dist.new_group([each, (each + 1) % 3]) for each in range(3)]  # half an hour is their time limit
+    groups = [dist.new_group([number, (number + 1) % 3]) for number in range(3)]  # half an hour is their time limit
     dist.all_reduce(torch.ones(1), group=groups[rank])
     dist.all_reduce(torch.ones(1), group=groups[rank - 1])
 
@@ -94,9 +94,3 @@ def test_two_asleep(rank):
     if rank > 0:
         sleep()
     dist.monitored_barrier(timeout=timedelta(seconds=1))
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

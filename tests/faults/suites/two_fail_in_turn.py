@@ -7,7 +7,6 @@ import torch.distributed as dist
 
 FAULT = {
     "world_size": 4,
-    "test": "test_fault",
     "verdict": ("failure", "failed"),
     "leading": 3,
     "ranks": ["aborted", "failed", "aborted", "failed"],
@@ -25,9 +24,3 @@ def test_fault(rank):
         msg = "the second one"
         raise ValueError(msg)
     dist.all_reduce(torch.ones(1))
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

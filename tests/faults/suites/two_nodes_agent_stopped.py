@@ -4,13 +4,10 @@ import os
 import signal
 import time
 
-import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
     "nodes": 2,
-    "test": "test_fault",
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["aborted", "crashed"],
@@ -34,9 +31,3 @@ def test_fault(rank):
     if rank == 1:
         os.kill(os.getppid(), signal.SIGSTOP)
     time.sleep(3600)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -2,13 +2,8 @@
 
 import os
 
-import torch
-import torch.distributed as dist
-
 FAULT = {
-    "world_size": 2,
     "nodes": 2,
-    "test": "test_fault",
     "verdict": ("error", "missing"),
     "ranks": ["missing", "missing"],
     "words": ["Nodes 0 and 1 have collected different tests"],
@@ -28,9 +23,3 @@ if os.environ.get("GROUP_RANK") == "0":
 
     def test_fault():
         pass
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

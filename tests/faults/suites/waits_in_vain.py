@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
     "test": "test_monitored_barrier",
     "limits": {
         "process_group": 4,
@@ -273,9 +272,3 @@ def test_objects(rank):
     if rank == 1:
         sleep()
     dist.broadcast_object_list([None], 1)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -68,9 +68,3 @@ def test_exit_of_the_process(rank):
         assert rank < 0, "the cause"
     finally:
         os._exit(77)
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

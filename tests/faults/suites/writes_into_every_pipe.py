@@ -5,12 +5,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["passed", "crashed"],
@@ -33,9 +28,3 @@ def test_fault(rank):
             with suppress(OSError):
                 if int(entry.name) > 2 and is_local(int(entry.name)):
                     os.write(int(entry.name), b"{not json\n")
-
-
-def test_after(world_size):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == world_size

@@ -30,11 +30,11 @@ def _need_containers(bench: Bench) -> None:
         msg = "Docker's SDK for Python is not installed"
         raise ImpossibleError(msg)
     with bench.command("doctor", ["doctor", "--engine", "docker"], bench.folder) as command:
-        said = command.wait().said
-    for line in said.splitlines():
+        output = command.wait().output
+    for line in output.splitlines():
         if "Docker: No" in line or "toolkit: NVIDIA's is not installed" in line or "may not use Docker" in line:
             raise ImpossibleError(line.removeprefix("PROBLEM").strip())
-    bench.check("Docker: " in said, f"the doctor says nothing of Docker: {said}")
+    bench.check("Docker: " in output, f"the doctor says nothing of Docker: {output}")
     if not bench.image:
         msg = "no image with torch and pytest was named (--image), and none is built without a network"
         raise ImpossibleError(msg)

@@ -82,7 +82,7 @@ def ctrl_c_in_a_kernel(bench: Bench) -> str:
         run = command.wait()
     seconds = time.monotonic() - began
     bench.no_process_is_left()
-    bench.check(run.code == 130, f"exit code {run.code}, not 130: {run.said}")
+    bench.check(run.code == 130, f"exit code {run.code}, not 130: {run.output}")
     case = run.case("test_fault")
     bench.check(case.verdict[0] != "passed", f"test_fault: {case.verdict}")
     bench.check(run.case("test_before").verdict == ("passed", ""), f"what had passed is lost: {run.story}")

@@ -65,7 +65,7 @@ def _round(bench: Bench, cells: Cells, kind: str, count: int) -> list[float]:
         isolation = {"kept": "file", "fresh": "test"}[way]
         suite = Suite(source=SUITES / "speed", isolation=isolation, variables={"TESTS": str(count), "KIND": kind})
         run = bench.run(kind, cells, suite)
-        bench.expect_passes(run, cells, [f"test_all_reduce[{each}]" for each in range(count)])
+        bench.expect_passes(run, cells, [f"test_all_reduce[{number}]" for number in range(count)])
     starts = [note["at"] for note in notes.read(bench.notes, kind)]
     bench.check(len(starts) == count, f"{len(starts)} of {count} tests said when they began")
     return [after - before for before, after in pairwise(starts)]

@@ -27,9 +27,9 @@ def doctor(bench: Bench) -> str:
     with bench.command("doctor", ["doctor", "--engine", "process"], bench.folder) as command:
         run = command.wait()
     gpus = len(bench.machine.gpus)
-    bench.check(f"GPUs: {gpus} (" in run.said, f"it does not name {gpus} GPUs: {run.said}")
-    problems = "; ".join(line for line in run.said.splitlines() if line.startswith("PROBLEM"))
-    bench.check(run.code == 0, problems or run.said)
+    bench.check(f"GPUs: {gpus} (" in run.output, f"it does not name {gpus} GPUs: {run.output}")
+    problems = "; ".join(line for line in run.output.splitlines() if line.startswith("PROBLEM"))
+    bench.check(run.code == 0, problems or run.output)
     bench.figure = counted(gpus, "GPU")
     return f"{bench.figure}, no problem"
 

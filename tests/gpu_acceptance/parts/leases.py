@@ -24,9 +24,9 @@ def wait(bench: Bench) -> str:
         began = notes.read(bench.notes, "began")[0]
         holder, waiter = (first, second) if began["run"] == "first" else (second, first)
         with bench.command("leases", ["doctor", "--gpus"], bench.folder) as leases:
-            said = leases.wait().said
-        waiter.wait_until(lambda: "another run holds them" in waiter.said, "the line that says for what it waits")
-        bench.check(f"of run {began['run']} " in said, f"`allranks doctor --gpus` does not name the holder: {said}")
+            output = leases.wait().output
+        waiter.wait_until(lambda: "another run holds them" in waiter.output, "the line that says for what it waits")
+        bench.check(f"of run {began['run']} " in output, f"`allranks doctor --gpus` does not name the holder: {output}")
         bench.check(not notes.read(bench.notes, "ended"), "the holder has ended before it was to")
         go.touch()
         for run in (holder.wait(), waiter.wait()):
@@ -76,7 +76,7 @@ def obey(bench: Bench) -> str:
     before = len(notes.read(bench.notes, "began"))
     run = bench.run("hidden", _CELLS, _holding(go), CUDA_VISIBLE_DEVICES="")
     bench.check(run.code == 5, f"all GPUs were hidden, and the exit code is {run.code}; {run.story}")
-    bench.check("GPUs: none" in run.said, f"all GPUs were hidden: {run.said}")
+    bench.check("GPUs: none" in run.output, f"all GPUs were hidden: {run.output}")
     bench.check(run.case(*_TEST).verdict[0] == "skipped", f"all GPUs were hidden: {run.story}")
     bench.check(len(notes.read(bench.notes, "began")) == before, "all GPUs were hidden, and a rank used one")
     return f"either variable gives {last} and no other; hidden from CUDA, GPUs are not leased"

@@ -6,13 +6,21 @@ On the process engine a suite keeps to its own job, because the host is not the 
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Attack = TypeVar("Attack", bound=Callable[..., None])
 
 IN_CONTAINER = os.environ["HOSTILE_ENGINE"] == "docker"
+
+
+def attack(*_ranks: str, **_more: object) -> Callable[[Attack], Attack]:
+    """Declare a case and its expected outcome (see truth.py): the function becomes the test ``test_attack``."""
+    return lambda function: function
+
 
 TESTS = (
     "test_0_before.py::test_victim",
@@ -218,7 +226,9 @@ def folders() -> list[Path]:
     """The folders of this job that it may write: all that its processes name, and those beside and around these."""
     if IN_CONTAINER:
         mounts = {Path(line.split()[1]) for line in Path("/proc/mounts").read_text().splitlines()}
-        return [each for each in sorted(mounts) if each.is_dir() and not re.match(r"/(proc|sys|dev)\b|/$", str(each))]
+        return [
+            mount for mount in sorted(mounts) if mount.is_dir() and not re.match(r"/(proc|sys|dev)\b|/$", str(mount))
+        ]
     scratch = Path(os.environ["TMPDIR"])  # the job's own
     while not scratch.name.startswith("allranks-job-"):
         if scratch == scratch.parent:

@@ -20,7 +20,7 @@ from allranks.plugins.conformance.capability_tables import (
     as_html,
     as_markdown,
     as_text,
-    told_changes,
+    change_lines,
 )
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.records import Finished, JobStarted, Passed, Tagged, encode
@@ -97,15 +97,15 @@ def suite(tests, cell="mine-w2-g0-tcp"):
         cell=cell,
         suite="collectives",
         axes={"backend": "mine"},
-        tests=tuple(told for _, told in tests.values()),
+        tests=tuple(test for _, test in tests.values()),
         tags={nodeid: tags for nodeid, (tags, _) in tests.items() if tags},
     )
 
 
 def tables_of(*suites):
     reader = CapabilityReader()
-    for each in suites:
-        reader.add(each)
+    for item in suites:
+        reader.add(item)
     return reader.tables
 
 
@@ -197,7 +197,7 @@ def test_anything_else_is_no_document(document):
         from_document(document)
 
 
-def test_changes_are_told_with_the_bad_ones_first(tables):
+def test_changes_are_listed_with_bad_ones_first(tables):
     before = from_document(json.loads(json.dumps(as_document("r", tables))))
     now = tables_of(
         suite(
@@ -207,7 +207,7 @@ def test_changes_are_told_with_the_bad_ones_first(tables):
             }
         )
     )
-    assert told_changes(changes(before, now)) == [
+    assert change_lines(changes(before, now)) == [
         "mine: scatter, bool: unsupported -> hangs",
         "mine: all_reduce, int32: wrong -> works",
         "mine: barrier, async, sub-group: works -> no test",

@@ -11,8 +11,8 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
 @pytest.mark.parametrize("link", ["backend/key.py", "backend", "backend.py"])
 def test_a_link_out_of_the_folder_is_refused(tmp_path, link):
     folder, secret = tmp_path / "here", tmp_path / "elsewhere"
-    for each in (folder, secret):
-        each.mkdir()
+    for item in (folder, secret):
+        item.mkdir()
     (secret / "key.py").write_text(KEY)
     if link == "backend/key.py":
         (folder / "backend").mkdir()

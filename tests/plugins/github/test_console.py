@@ -25,7 +25,7 @@ NOTHING = "cell/s: no test ran (1.0 s)"
 @pytest.fixture
 def commands(lines):
     made = Commands(lines)
-    made.switch_off()
+    made.disable()
     return made
 
 
@@ -79,7 +79,7 @@ def test_a_job_that_prints_nothing_has_no_group(live, lines):
     assert (taken(lines), shown(lines)) == ([], [NOTHING])
 
 
-def test_no_test_can_give_commands_or_guess_the_word_that_switches_them_on(live, lines, commands):
+def test_no_test_can_issue_commands_or_guess_the_token_that_enables_them(live, lines, commands):
     error = JobError(kind="collection", what="No.", why="::add-mask::x\n  ::error::y")
     for job in ("cell/s", "cell/t"):
         live.take(job, output("x"))
@@ -88,8 +88,8 @@ def test_no_test_can_give_commands_or_guess_the_word_that_switches_them_on(live,
     assert [command.split("::")[1] for command in taken(lines)] == ["group", "endgroup"] * 2
     words = [line for line in lines if line.startswith("::stop-commands::")]
     assert len(set(words)) == len(words) == 5
-    commands.switch_on()
-    commands.switch_on()
+    commands.enable()
+    commands.enable()
     lines("::warning::ours")
     assert taken(lines)[-1] == "::warning::ours"
 
@@ -99,10 +99,10 @@ def test_a_flood_is_cut(live, lines, monkeypatch):
     for number in range(5):
         live.take("cell/s", output(str(number)))
     live.job_ended("cell/s", Tests(), 1.0, None)
-    assert shown(lines)[:3] == ["[rank 0] 0", "[rank 0] 1", "(cut here; the ranks' own logs have all)"]
+    assert shown(lines)[:3] == ["[rank 0] 0", "[rank 0] 1", "(truncated; the ranks' logs have all lines)"]
 
 
-def test_the_first_failure_is_said_at_once(live, lines):
+def test_the_first_failure_is_printed_at_once(live, lines):
     live.take("cell/s", failed("t", "no"))
     assert shown(lines) == ["cell/s: first failure: rank 1 failed in t: no"]
 
@@ -122,13 +122,13 @@ def merged(tmp_path):
     return make
 
 
-@pytest.mark.parametrize(("count", "told"), [(0, 0), (3, 3), (10, 10), (25, 10)])
-def test_failures_are_annotations_as_many_as_are_shown(merged, lines, commands, count, told):
+@pytest.mark.parametrize(("count", "shown_count"), [(0, 0), (3, 3), (10, 10), (25, 10)])
+def test_failures_are_annotations_as_many_as_are_shown(merged, lines, commands, count, shown_count):
     ActionsConsole(lines, commands).annotate(merged(count))
     found = taken(lines)
-    assert len(found) == told
+    assert len(found) == shown_count
     assert all(line.startswith("::error title=") and "\n" not in line for line in found)
-    if count > told:
+    if count > shown_count:
         assert found[-1] == "::error title=allranks::16 more are in the report"
 
 

@@ -6,14 +6,14 @@ from allranks.plugins.github.workflow_commands import add_summary, error_command
 from allranks.runner.ci_service import untrusted_output
 
 
-def test_an_error_with_a_place_has_it_and_one_without_has_none():
+def test_only_an_error_with_a_location_names_it():
     assert error_command("no", title="a:b", file="x.toml", line="3") == "::error title=a%3Ab,file=x.toml,line=3::no"
     assert error_command("no\n::error::x", title="t", file="") == "::error title=t::no%0A::error::x"
 
 
-@pytest.mark.parametrize("said", ["no\nmatrix={}", "no\r\nmatrix={}", "no\x85matrix={}", "no\u2028matrix={}"])
-def test_a_reason_sets_one_output_whatever_it_says(tmp_path, said):
-    set_reason(f"  {said} ", {"GITHUB_OUTPUT": str(tmp_path / "outputs")})
+@pytest.mark.parametrize("text", ["no\nmatrix={}", "no\r\nmatrix={}", "no\x85matrix={}", "no\u2028matrix={}"])
+def test_a_reason_sets_one_output_whatever_it_says(tmp_path, text):
+    set_reason(f"  {text} ", {"GITHUB_OUTPUT": str(tmp_path / "outputs")})
     assert (tmp_path / "outputs").read_text() == "reason=no matrix={}\n"
 
 

@@ -18,7 +18,7 @@ JOB = "gloo-w2-g0-env/suite"
 
 
 class Recorded(NamedTuple):
-    """A run that was merged, and what its history tells of it."""
+    """A merged run, and its entry in the history."""
 
     run: MergedRun
     history: RunHistory
@@ -27,24 +27,24 @@ class Recorded(NamedTuple):
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Recorded]:
     """Merges a folder into a history."""
-    told: list[RunHistory] = []
+    recorded: list[RunHistory] = []
     record = HistoryRecorder.record
 
     def spy(recorder: HistoryRecorder, name: str) -> RunHistory:
-        told.append(record(recorder, name))
-        return told[-1]
+        recorded.append(record(recorder, name))
+        return recorded[-1]
 
     def make(folder: Path) -> Recorded:
         monkeypatch.setattr(HistoryRecorder, "record", spy)
         run = merge(folder, environ={}, observers=[HistoryRecorder(tmp_path / "history.sqlite")])
-        return Recorded(run, told[-1])
+        return Recorded(run, recorded[-1])
 
     return make
 
 
 @pytest.fixture
 def merged(recorded: Callable[[Path], Recorded], part: Callable[[str], Any]) -> Callable[..., Recorded]:
-    """Merges a run with these outcomes of tests, on both ranks or as said, into a history."""
+    """Merges a run with these outcomes of tests, on all ranks or for each rank, into a history."""
 
     def make(number: int, tests: Mapping[str, Any], *, job: str = JOB, run_id: str = "", size: int = 2) -> Recorded:
         name = run_id or f"r{number}"
@@ -52,8 +52,8 @@ def merged(recorded: Callable[[Path], Recorded], part: Callable[[str], Any]) -> 
         folder.manifest(job, run_id=name)
         folder.job(job, collected=list(tests), started=1e9 + 86400 * number, run_id=name, world_size=size)
         for rank in range(size):
-            said = {test: outcome[rank] if isinstance(outcome, tuple) else outcome for test, outcome in tests.items()}
-            folder.rank(job, rank, said, world_size=size)
+            own = {test: outcome[rank] if isinstance(outcome, tuple) else outcome for test, outcome in tests.items()}
+            folder.rank(job, rank, own, world_size=size)
         return recorded(folder.path)
 
     return make

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.plugins.history.changes import RunStatuses, record
+from allranks.plugins.history.changes import StatusesByJob, record
 from allranks.plugins.history.database import HistoryError, written
 from allranks.plugins.history.trends import History, Trend
 
@@ -23,11 +23,11 @@ def empty() -> Iterator[sqlite3.Connection]:
 
 def add(database, run_id, started, outcomes, keep=500):
     """Record statuses: cell → suite → test → status."""
-    told = RunStatuses()
+    statuses = StatusesByJob()
     for cell, suites in outcomes.items():
         for suite, tests in suites.items():
-            told.add(cell, suite, tests, tests.values())
-    record(database, run_id, started, told, keep)
+            statuses.add(cell, suite, tests, tests.values())
+    record(database, run_id, started, statuses, keep)
 
 
 def history_of(database):
@@ -35,18 +35,21 @@ def history_of(database):
     history, found = History(database), {}
     for [test] in database.execute("SELECT DISTINCT id FROM test"):
         for line in history.lookup(test, 0)[1]:
-            found[line.place.cell_id, line.place.suite_name, test] = [each and "".join(each) for each in line.statuses]
+            statuses = [status and "".join(status) for status in line.statuses]
+            found[line.test.cell_id, line.test.suite_name, test] = statuses
     return [run.id for run in history.runs], found
 
 
-def expected(told, keep=500):
+def expected(recorded, keep=500):
     """The same from plain data: run id → (started, outcomes)."""
-    runs = sorted(told.items(), key=lambda run: run[1][0])[-keep:]
-    keys = {(c, s, t) for _, (_, told) in runs for c, of in told.items() for s, tests in of.items() for t in tests}
+    runs = sorted(recorded.items(), key=lambda run: run[1][0])[-keep:]
+    keys = {
+        (c, s, t) for _, (_, jobs) in runs for c, suites in jobs.items() for s, tests in suites.items() for t in tests
+    }
     statuses = {
         key: [
-            None if key[1] not in told.get(key[0], {}) else told[key[0]][key[1]].get(key[2], "-")
-            for _, (_, told) in runs
+            None if key[1] not in jobs.get(key[0], {}) else jobs[key[0]][key[1]].get(key[2], "-")
+            for _, (_, jobs) in runs
         ]
         for key in keys
     }
@@ -66,30 +69,30 @@ OUTCOMES = st.dictionaries(
 
 @given(runs=st.lists(OUTCOMES, min_size=1, max_size=16), keep=st.integers(2, 16))
 def test_every_status_of_the_newest_runs_can_be_read_back(runs, keep):
-    told = {f"r{number}": (float(number), outcomes) for number, outcomes in enumerate(runs)}
+    recorded = {f"r{number}": (float(number), outcomes) for number, outcomes in enumerate(runs)}
     with empty() as database:
-        for name, (started, outcomes) in told.items():
+        for name, (started, outcomes) in recorded.items():
             add(database, name, started, outcomes, keep)
-        assert history_of(database) == expected(told, keep)
+        assert history_of(database) == expected(recorded, keep)
 
 
 @given(
     runs=st.lists(OUTCOMES, min_size=1, max_size=5),
-    again=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), OUTCOMES), max_size=3),
+    repeated=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), OUTCOMES), max_size=3),
     dice=st.randoms(use_true_random=False),
 )
-def test_the_order_of_merges_makes_no_difference_and_the_last_of_a_run_counts(runs, again, dice):
-    told = {f"r{number}": (number * 10, outcomes) for number, outcomes in enumerate(runs)}
-    order = list(told)
+def test_the_order_of_merges_makes_no_difference_and_the_last_of_a_run_counts(runs, repeated, dice):
+    recorded = {f"r{number}": (number * 10, outcomes) for number, outcomes in enumerate(runs)}
+    order = list(recorded)
     dice.shuffle(order)
     with empty() as database:
         for name in order:
-            add(database, name, *told[name])
-        for number, place, outcomes in again:
+            add(database, name, *recorded[name])
+        for number, moment, outcomes in repeated:
             name = f"r{number % len(runs)}"
-            told[name] = (place * 10 + number + 1, outcomes)
-            add(database, name, *told[name])
-        assert history_of(database) == expected(told)
+            recorded[name] = (moment * 10 + number + 1, outcomes)
+            add(database, name, *recorded[name])
+        assert history_of(database) == expected(recorded)
 
 
 def test_only_a_status_that_is_another_than_before_has_a_row():
@@ -120,12 +123,12 @@ def test_since_when_a_test_fails_outlives_the_runs_and_costs_two_rows_at_most(st
 
 
 def test_a_row_of_failures_outlives_a_run_without_the_test_when_both_are_deleted():
-    told = []
+    days = []
     with empty() as database:
         for number, letter in enumerate("PFF-FFFFF--F", 1):
             add(database, f"r{number}", 86400 * number, {"w2": {"s": {"a": letter, "b": "P"}}}, keep=5)
-            told += [past.since.day for past in History(database).newest(Path()).tests if past.since]
-    assert told == ["1970-01-03"] * 7
+            days += [entry.since.day for entry in History(database).newest(Path()).tests if entry.since]
+    assert days == ["1970-01-03"] * 7
 
 
 def test_a_test_without_an_outcome_in_the_kept_runs_is_forgotten():
@@ -164,7 +167,7 @@ def test_a_run_that_is_as_old_as_deleted_ones_is_refused(name, started, keep):
     with empty() as database:
         for number in range(10, 70, 10):
             add(database, f"r{number}", number, {"w2": {"s": {"a": "P"}}}, keep=4)
-        with pytest.raises(HistoryError, match="keeps no run that is as old"):
+        with pytest.raises(HistoryError, match="does not keep runs as old as this one"):
             add(database, name, started, {"w2": {"s": {"a": "E"}}}, keep)
 
 
@@ -223,10 +226,10 @@ def test_an_error_of_a_job_that_came_first_now_is_good_in_later_runs():
 
 def test_of_shards_with_an_error_of_one_name_the_bad_one_counts():
     with empty() as database:
-        told = RunStatuses()
+        statuses = StatusesByJob()
         for status in ("P", "E", "P"):
-            told.add("w2", "s", ["a"], [status])
-        record(database, "r1", 1.0, told, 500)
+            statuses.add("w2", "s", ["a"], [status])
+        record(database, "r1", 1.0, statuses, 500)
         assert history_of(database)[1] == {("w2", "s", "a"): ["E"]}
 
 

@@ -31,8 +31,8 @@ def job(cell, letter, started):
     verdict = Verdict(kind=kind, rule=VerdictRule.PASSED if letter == "P" else VerdictRule.LEADING_OUTCOME)
     good = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
     tests = [
-        TestVerdict(nodeid=nodeid, classname="", name="", verdict=each)
-        for nodeid, each in ((TEST, verdict), (OTHER, good))
+        TestVerdict(nodeid=nodeid, classname="", name="", verdict=item)
+        for nodeid, item in ((TEST, verdict), (OTHER, good))
     ]
     return CellSuite(cell=cell, suite="s", tests=tuple(tests), started=started)
 
@@ -50,10 +50,10 @@ def test_a_test_is_shown_over_runs_and_cells(allranks, history):
 
 def test_a_test_is_an_object_for_programs(allranks, history):
     code, out, _ = allranks("history", "test_y", "--json", "--history", str(history), "--runs", "2")
-    told = json.loads(out)
-    assert (code, told["schema"], told["file"]) == (0, 1, str(history))
-    assert told["runs"][0] == {"id": "r2", "started": "2001-09-11T01:46:40+00:00"}
-    assert told["tests"][0] == {
+    output = json.loads(out)
+    assert (code, output["schema"], output["file"]) == (0, 1, str(history))
+    assert output["runs"][0] == {"id": "r2", "started": "2001-09-11T01:46:40+00:00"}
+    assert output["tests"][0] == {
         "cell": "gloo-w2", "suite": "s", "test": TEST, "outcomes": ["F", "F"], "ranks": [None, None],
         "trend": "failing", "text": "failing since 2001-09-11 (run r2), 2 of 4",
     }  # fmt: skip
@@ -65,15 +65,15 @@ def test_without_a_test_the_newest_run_is_shown(allranks, history):
     assert "4 runs, r0 (2001-09-09" in out
     assert f"2 tests in 2 cells, {history.stat().st_size / 1e6:.1f} MB\n" in out
     assert "History: 1 failing for longer, by 4 runs." in out
-    told = json.loads(allranks("history", "--history", str(history), "--json")[1])
-    assert told["size"] == history.stat().st_size
-    assert told["counts"] == {"tests": 2, "cells": 2}
-    assert [test["trend"] for test in told["newest"]] == ["failing"]
+    output = json.loads(allranks("history", "--history", str(history), "--json")[1])
+    assert output["size"] == history.stat().st_size
+    assert output["counts"] == {"tests": 2, "cells": 2}
+    assert [test["trend"] for test in output["newest"]] == ["failing"]
 
 
 def test_the_file_is_that_of_the_matrix(allranks, history, repository):
     code, _, err = allranks("history")
-    assert (code, "No history is named" in err) == (2, True)
+    assert (code, "There is no history" in err) == (2, True)
     matrix = repository / "matrix.toml"
     history.rename(repository / ".allranks-history.sqlite")
     matrix.write_text(matrix.read_text() + "\n[history]\n")
@@ -81,15 +81,15 @@ def test_the_file_is_that_of_the_matrix(allranks, history, repository):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nothing"], "No test in the history has 'nothing' in its id"),
         (["--history", "none.sqlite"], "none.sqlite cannot be read as a history: it does not exist"),
         (["--history", __file__], "cannot be read as a history: it is not a history"),
     ],
 )
-def test_what_cannot_be_shown_is_one_error(allranks, history, arguments, said):
+def test_what_cannot_be_shown_is_one_error(allranks, history, arguments, message):
     given = arguments if "--history" in arguments else [*arguments, "--history", str(history)]
     code, out, err = allranks("history", *given)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err

@@ -42,8 +42,8 @@ def run(path: Path, cells: dict[str, str]) -> Path:
     return path
 
 
-def differences(told):
-    return {(test["test"], test["difference"]) for test in json.loads(told)["tests"]}
+def differences(output):
+    return {(test["test"], test["difference"]) for test in json.loads(output)["tests"]}
 
 
 A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"
@@ -129,10 +129,10 @@ def test_an_error_of_a_job_or_of_a_report_that_is_over_is_not_worse(allranks, ru
 
 
 def test_names_of_folders_and_times_in_names_of_suites_make_no_difference(allranks, tmp_path):
-    said = '<properties><property name="allranks.world_size" value="1"/></properties>'
+    properties = '<properties><property name="allranks.world_size" value="1"/></properties>'
     for number, name in enumerate(("before", "after")):
         (tmp_path / name).mkdir()
-        suite = f'<testsuite name="TEST-T-2026112612000{number}">{said}<testcase name="a"/></testsuite>'
+        suite = f'<testsuite name="TEST-T-2026112612000{number}">{properties}<testcase name="a"/></testsuite>'
         (tmp_path / name / "rank-0.xml").write_text(suite)
         assert allranks("compare", str(tmp_path / "before"), str(tmp_path / name))[:2] == SAME
     one, other = (tmp_path / name / "rank-0.xml" for name in ("before", "after"))
@@ -184,21 +184,21 @@ def test_two_versions_of_torch_and_two_cells_are_parts_of_one_run(allranks, tmp_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere", "nothing"], "There is no run"),
         (["torch=9", "torch=1", "--in", "old"], "has no cell 'torch=9'"),
         (["old", "torch=1"], "There is no run torch=1"),
-        (["old", "empty"], "empty cannot be compared.\n  There is no result in it."),
+        (["old", "empty"], "empty cannot be compared.\n  It has no results."),
         (["old", "broken.xml"], "broken.xml cannot be compared.\n  It is broken or cut short"),
-        (["none.xml", "old"], "none.xml cannot be compared.\n  There is no result in it."),
+        (["none.xml", "old"], "none.xml cannot be compared.\n  It has no results."),
         (["entity.xml", "old"], "It declares a document type"),
         (["odd.xml", "old"], 'In line 1, <testcase> has rc="1"'),
         (["page.xml", "page.xml"], "Its root element is <html>"),
     ],
 )
 @pytest.mark.usefixtures("runs")
-def test_what_cannot_be_compared_is_one_error(allranks, tmp_path, monkeypatch, arguments, said):
+def test_what_cannot_be_compared_is_one_error(allranks, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.xml").write_text("<testsuites><testsuite>")
@@ -208,7 +208,7 @@ def test_what_cannot_be_compared_is_one_error(allranks, tmp_path, monkeypatch, a
     (tmp_path / "odd.xml").write_text('<testsuite><testcase name="a" rc="1"/></testsuite>')
     code, out, err = allranks("compare", *arguments)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
 
 
 def test_a_pass_that_needed_a_retry_is_not_worse():

@@ -74,12 +74,12 @@ DAMAGE = {
 def test_whatever_is_wrong_with_the_file_the_report_and_the_verdict_stay(merged, tmp_path, damage):
     path = tmp_path / "history.sqlite"
     merged(1, {A: "passed"})
-    spoil, said = DAMAGE[damage]
+    spoil, message = DAMAGE[damage]
     spoil(path)
     before = path.read_bytes() if path.is_file() else None
     found = merged(2, {A: "failed"})
     assert exit_code(found.run, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
-    assert f"{path} does not have this run: it {said}" in found.history.problem
+    assert f"{path} does not have this run: it {message}" in found.history.problem
     assert found.history.problem in found.run.notes
     assert "does not have this run" in " ".join(render_table(found.run).split())
     assert all(file.exists() for file in (found.run.junit, found.run.page, found.run.summary))
@@ -90,12 +90,12 @@ def test_whatever_is_wrong_with_the_file_the_report_and_the_verdict_stay(merged,
 def test_the_command_has_one_error_for_whatever_is_wrong_with_the_file(merged, allranks, tmp_path, damage):
     path = tmp_path / "history.sqlite"
     merged(1, {A: "passed"})
-    spoil, said = DAMAGE[damage]
+    spoil, message = DAMAGE[damage]
     spoil(path)
     for arguments in ([], [A], ["--json"]):
         code, out, err = allranks("history", *arguments, "--history", str(path))
         assert (code, out) == (2, "")
-        assert f"{path} cannot be read as a history: it {said}" in err
+        assert f"{path} cannot be read as a history: it {message}" in err
 
 
 def test_an_empty_file_is_a_new_history(merged, tmp_path):
@@ -138,8 +138,8 @@ def test_nothing_that_a_run_imports_needs_sqlite():
     subprocess.run([sys.executable, "-c", WITHOUT_SQLITE], check=True, timeout=60)
 
 
-def recorder_of(path, number, tests=50, patience=30.0):
-    found = HistoryRecorder(path, patience=patience)
+def recorder_of(path, number, tests=50, timeout=30.0):
+    found = HistoryRecorder(path, timeout=timeout)
     cases = [TestVerdict(nodeid=f"t{test}", classname="", name="", verdict=PASSED) for test in range(tests)]
     found(CellSuite(cell="c", suite="s", tests=tuple(cases), started=float(number)))
     return found
@@ -157,8 +157,8 @@ def test_a_start_that_is_no_moment_is_unknown(tmp_path, started):
 def test_a_file_that_another_process_holds_is_left_alone_after_a_while(tmp_path):
     path = tmp_path / "h.sqlite"
     with written(path):
-        told = recorder_of(path, 1, patience=0.05).record("r1")
-    assert told.problem == f"{path} does not have this run: it has been locked by another process for 0.05 s."
+        recorded = recorder_of(path, 1, timeout=0.05).record("r1")
+    assert recorded.problem == f"{path} does not have this run: it has been locked by another process for 0.05 s."
 
 
 def test_a_file_that_may_not_be_written_is_read(tmp_path, monkeypatch):
@@ -183,8 +183,8 @@ from pathlib import Path
 sys.path.insert(0, {here!r})
 from test_database import recorder_of
 for number in range(int(sys.argv[1]), int(sys.argv[1]) + 5):
-    told = recorder_of(Path({path!r}), number).record(f"r{{number}}")
-    assert not told.problem, told.problem
+    recorded = recorder_of(Path({path!r}), number).record(f"r{{number}}")
+    assert not recorded.problem, recorded.problem
 """
 
 
@@ -241,9 +241,9 @@ def test_a_disk_that_is_full_is_one_sentence_and_leaves_the_file_as_it_was(tmp_p
     recorder_of(path, 1).record("r1")
     before = path.read_bytes()
     script = FULL.format(here=str(Path(__file__).parent), path=str(path))
-    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert told.stdout.startswith(f"{path} does not have this run: it cannot be used (")
-    assert (len(told.stdout.splitlines()), told.stderr, path.read_bytes()) == (1, "", before)
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith(f"{path} does not have this run: it cannot be used (")
+    assert (len(done.stdout.splitlines()), done.stderr, path.read_bytes()) == (1, "", before)
 
 
 READ_ONLY = """
@@ -267,9 +267,9 @@ def test_a_place_that_may_not_be_written_is_one_sentence():
         folder = Path(name)
         (folder / "closed").mkdir(mode=0)
         script = READ_ONLY.format(here=str(Path(__file__).parent), folder=name)
-        told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
         folder.chmod(0o755)
-    assert [line.partition(" it ")[2] for line in told.stdout.splitlines()] == [
+    assert [line.partition(" it ")[2] for line in done.stdout.splitlines()] == [
         "cannot be used (attempt to write a readonly database).",
         "cannot be used (unable to open database file).",
         "cannot be read (Permission denied).",

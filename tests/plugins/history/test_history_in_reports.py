@@ -23,11 +23,11 @@ def lines_of(path, text):
 
 
 def letters(line):
-    return "".join(each.status for each in line.statuses)
+    return "".join(status.status for status in line.statuses)
 
 
 def past(merged, test=A):
-    return next((each.text for each in merged.history.tests if each.place.nodeid == test), None)
+    return next((entry.text for entry in merged.history.tests if entry.test.nodeid == test), None)
 
 
 def test_a_test_is_new_then_failing_since_then_fixed(merged):
@@ -40,8 +40,8 @@ def test_a_test_is_new_then_failing_since_then_fixed(merged):
 
 def test_a_skip_after_a_failure_fixes_nothing_and_is_no_good_run_between(merged):
     outcomes = ["failed", "skipped", "failed", "skipped", "passed"]
-    told = [past(merged(number, {A: outcome, B: "passed"})) for number, outcome in enumerate(outcomes, 1)]
-    assert told == [None, None, "new", None, "fixed"]
+    result = [past(merged(number, {A: outcome, B: "passed"})) for number, outcome in enumerate(outcomes, 1)]
+    assert result == [None, None, "new", None, "fixed"]
 
 
 def test_a_test_that_comes_and_goes_is_flaky_on_its_rank(merged):
@@ -62,7 +62,7 @@ def test_each_cell_has_a_past_of_its_own(merged):
     merged(1, {A: "passed"})
     merged(2, {A: "failed"}, job="gloo-w4-g0-env/suite")
     found = merged(3, {A: "failed"})
-    assert [(each.place.cell_id, each.trend) for each in found.history.tests] == [("gloo-w2-g0-env", Trend.NEW)]
+    assert [(entry.test.cell_id, entry.trend) for entry in found.history.tests] == [("gloo-w2-g0-env", Trend.NEW)]
 
 
 def test_terminal_summary_page_and_json_tell_of_it(merged):
@@ -75,9 +75,9 @@ def test_terminal_summary_page_and_json_tell_of_it(merged):
     assert "- **new, rank 1**: s/test\\_a.py::test\\_one (gloo-w2-g0-env / suite)\n" in summary
     page = found.page.read_text()
     assert "<td>new, rank 1</td><td><bdi>s/test_a.py::test_one</bdi></td>" in page
-    told = json.loads(found.page.with_name("report.json").read_text())["history"]
-    assert (told["runs"], told["problem"]) == (2, None)
-    assert told["tests"][0] == {
+    result = json.loads(found.page.with_name("report.json").read_text())["history"]
+    assert (result["runs"], result["problem"]) == (2, None)
+    assert result["tests"][0] == {
         "cell": "gloo-w2-g0-env", "suite": "suite", "test": A, "trend": "new", "bad": 1, "of": 2, "since": None,
         "ranks": {"1": 1},
     }  # fmt: skip
@@ -88,7 +88,7 @@ def test_the_first_run_calls_nothing_new(merged):
     assert "History: this is the first run in the history." in render_table(found.run)
     assert "new" not in render_table(found.run).partition("History")[2]
     assert found.history.tests == ()
-    assert [line.past for line in lines_of(found.history.path, A)] == [None]
+    assert [line.trend for line in lines_of(found.history.path, A)] == [None]
 
 
 def test_without_a_history_nothing_is_told(run_folder):
@@ -152,7 +152,7 @@ def test_an_absent_shard_is_recorded_under_its_suite(run_folder, recorded, tmp_p
     run_folder.both("gloo-w2-g0-env/unit@1of2", {A: "passed"}, share=share)
     assert not recorded(run_folder.path).history.problem
     lines = lines_of(tmp_path / "history.sqlite", "::")
-    assert {(line.place.suite_name, line.place.nodeid) for line in lines} == {("unit", A), ("unit", "allranks::job")}
+    assert {(line.test.suite_name, line.test.nodeid) for line in lines} == {("unit", A), ("unit", "allranks::job")}
 
 
 def test_a_pass_after_a_failure_is_a_letter_of_its_own():
@@ -169,7 +169,7 @@ def test_jobs_of_a_suite_may_have_different_tests(run_folder, recorded, tmp_path
         run_folder.both(job, tests)
     assert not recorded(run_folder.path).history.problem
     lines = lines_of(tmp_path / "history.sqlite", "test_")
-    assert {(line.place.cell_id, line.place.nodeid): letters(line) for line in lines} == {
+    assert {(line.test.cell_id, line.test.nodeid): letters(line) for line in lines} == {
         ("gloo-w2-g0-env", A): "P",
         ("gloo-w2-g0-env", B): "F",
         ("gloo-w2-g0-tcp", B): "P",

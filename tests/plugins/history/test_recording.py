@@ -7,7 +7,7 @@ import pytest
 
 from allranks.errors import MatrixError
 from allranks.matrix.declaration import load
-from allranks.plugins.history.hooks import file_of
+from allranks.plugins.history.hooks import history_file
 from allranks.plugins.history.recorder import HistoryRecorder
 
 RANK = """<testsuites><testsuite name="pytest"><testcase classname="t" name="test_x" time="0.1">{}</testcase>
@@ -23,7 +23,7 @@ def add_to_matrix(repository, text):
 
 def files(options):
     """The files in which a run would be recorded."""
-    return [each.path for each in options.sections if isinstance(each, HistoryRecorder)]
+    return [section.path for section in options.sections if isinstance(section, HistoryRecorder)]
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_merge_records_the_run_and_reports_its_past(allranks, ranks):
     code, out, _ = allranks("report", folder, "--history", "h.sqlite")
     assert code == 1
     assert "History: 1 new, by 2 runs.\n  new, rank 1: t::test_x (gloo-w2-g0-env / tests)\n" in out
-    told = json.loads(allranks("report", folder, "--history", "h.sqlite", "--json")[1])["history"]
-    assert (told["runs"], told["problem"], told["tests"][0]["trend"]) == (2, None, "new")
+    output = json.loads(allranks("report", folder, "--history", "h.sqlite", "--json")[1])["history"]
+    assert (output["runs"], output["problem"], output["tests"][0]["trend"]) == (2, None, "new")
 
 
 @pytest.mark.parametrize(("table", "kept"), [(MINE, 500), (f"{MINE}runs = 2", 2)], ids=["by default", "as it says"])
@@ -91,7 +91,7 @@ def test_merge_records_the_run_and_reports_its_past(allranks, ranks):
 def test_the_matrix_says_how_many_runs_are_kept_in_its_own_history(allranks, runs, table, kept):
     add_to_matrix(Path(), table)
     allranks("run")
-    [recorder] = [each for each in runs[0][1].sections if isinstance(each, HistoryRecorder)]
+    [recorder] = [section for section in runs[0][1].sections if isinstance(section, HistoryRecorder)]
     assert recorder.keep == kept
 
 
@@ -186,4 +186,4 @@ def test_a_wrong_table_is_an_error_with_its_line(repository, table, message):
 
 
 def test_a_matrix_without_the_table_has_no_history(repository):
-    assert file_of(load(repository).matrix) is None
+    assert history_file(load(repository).matrix) is None

@@ -52,18 +52,18 @@ def test_failed_ones_alone(allranks, report):
 
 def test_a_report_that_contradicts_itself_is_said(allranks, tmp_path):
     (tmp_path / "r.xml").write_text('<testsuite failures="1"><testcase name="a"/></testsuite>')
-    said = "r.xml contradicts itself: a suite declares failures=1, and has failures=0."
-    assert allranks("show", str(tmp_path / "r.xml"))[1].endswith(f"{said}\n1 test: 1 passed\n")
-    assert json.loads(allranks("show", str(tmp_path / "r.xml"), "--json")[1])["problem"] == said
+    message = "r.xml contradicts itself: a suite declares failures=1, and has failures=0."
+    assert allranks("show", str(tmp_path / "r.xml"))[1].endswith(f"{message}\n1 test: 1 passed\n")
+    assert json.loads(allranks("show", str(tmp_path / "r.xml"), "--json")[1])["problem"] == message
 
 
 def test_pytests_subtests_are_noted(allranks, tmp_path):
     (tmp_path / "r.xml").write_text(
         '<testsuites name="pytest tests"><testsuite tests="2"><testcase name="a"/></testsuite></testsuites>'
     )
-    said = "r.xml: pytest declares 2 tests and has 1: it counts subtests, too."
-    assert allranks("show", str(tmp_path / "r.xml"))[1].endswith(f"{said}\n1 test: 1 passed\n")
-    assert json.loads(allranks("show", str(tmp_path / "r.xml"), "--json")[1])["note"] == said
+    message = "r.xml: pytest declares 2 tests and has 1: it counts subtests, too."
+    assert allranks("show", str(tmp_path / "r.xml"))[1].endswith(f"{message}\n1 test: 1 passed\n")
+    assert json.loads(allranks("show", str(tmp_path / "r.xml"), "--json")[1])["note"] == message
 
 
 def test_one_rank_has_its_own_outcome_and_time(allranks, report):
@@ -78,7 +78,7 @@ def test_one_rank_has_its_own_outcome_and_time(allranks, report):
 
 def test_a_report_is_one_object_for_programs(allranks, report):
     code, out, _ = allranks("show", str(report), "--json")
-    told = json.loads(out)
+    output = json.loads(out)
     counts = {
         "tests": 2,
         "passed": 1,
@@ -89,8 +89,8 @@ def test_a_report_is_one_object_for_programs(allranks, report):
         "flaky": 0,
         "time": 3.25,
     }
-    assert (code, told["schema"], told["counts"], told["note"]) == (0, 1, counts, None)
-    bad = told["tests"][0]
+    assert (code, output["schema"], output["counts"], output["note"]) == (0, 1, counts, None)
+    bad = output["tests"][0]
     assert (bad["cell"], bad["axes"], bad["leading"], bad["line"]) == ("c", {"world_size": 2}, 1, 3)
     assert bad["ranks"][1] == {
         "rank": 1, "outcome": "failed", "time": 0.5, "text": "t.py:3: ValueError\n\n", "leads": True,
@@ -141,5 +141,5 @@ def test_an_axis_may_have_the_name_of_a_column(allranks, tmp_path):
     axis = '<properties><property name="allranks.axis.verdict" value="9"/></properties>'
     path = tmp_path / "junit.xml"
     path.write_text(f'<testsuite>{axis}<testcase name="x"/></testsuite>')
-    told = json.loads(allranks("show", str(path), "--json")[1])["tests"][0]
-    assert (told["verdict"], told["axes"]) == ("passed", {"verdict": 9})
+    output = json.loads(allranks("show", str(path), "--json")[1])["tests"][0]
+    assert (output["verdict"], output["axes"]) == ("passed", {"verdict": 9})

@@ -84,7 +84,9 @@ def test_a_container_of_docker_has_the_labels_and_limits_of_its_job(tmp_path):
 def test_the_daemons_own_filter_stays_where_it_is_wanted_and_other_runtimes_have_no_options(tmp_path):
     spec = job_of_two_ranks("run", tmp_path)
     assert not [
-        each for each in docker_options("docker:x", replace(spec, seccomp="default"), tmp_path) if "seccomp" in each
+        option
+        for option in docker_options("docker:x", replace(spec, seccomp="default"), tmp_path)
+        if "seccomp" in option
     ]
     assert [docker_options(other, spec, tmp_path) for other in (None, "pyxis:x", "apptainer:x")] == [(), (), ()]
 
@@ -107,8 +109,8 @@ def submitted(tmp_path, monkeypatch):
             order = next(spool.glob("*/order.json")).read_text()
             if container and container.startswith("docker:"):
                 assert "syscalls" in next(spool.glob("*/seccomp.json")).read_text()
-        told = dict(line.partition("=")[::2] for line in (tmp_path / "variables").read_text().splitlines())
-        return order, told["PYTHONPATH"]
+        report = dict(line.partition("=")[::2] for line in (tmp_path / "variables").read_text().splitlines())
+        return order, report["PYTHONPATH"]
 
     return submit
 

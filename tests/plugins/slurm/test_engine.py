@@ -76,8 +76,8 @@ class TestSlurm(EngineContract):
         heard, threads = [], []
         spec = replace(tiny, resources=replace(tiny.resources, seconds=0.1))
 
-        def hear(_node, told):
-            heard.append(told)
+        def hear(_node, report):
+            heard.append(report)
             threads.append(threading.Timer(0.5, job.request_stop))
             threads[-1].start()
 
@@ -103,7 +103,7 @@ class TestSlurm(EngineContract):
             1,
             [
                 ("CANCELLED|None|n1", "was cancelled (scancel)"),
-                ("RUNNING|None|n1", "was told to end from outside (SIGTERM)"),
+                ("RUNNING|None|n1", "was terminated from outside (SIGTERM)"),
                 ("PREEMPTED|None|n1", "was preempted: a job of higher priority has its nodes"),
                 ("TIMEOUT|TimeLimit|n1", "was ended by SLURM's time limit"),
             ],
@@ -199,7 +199,7 @@ class TestSlurm(EngineContract):
         with engine.start(endless) as job:
             job.go()
             job.wait(heard)
-        [damage] = [each for each in heard if isinstance(each, Damage)]
+        [damage] = [record for record in heard if isinstance(record, Damage)]
         assert damage.what.partition("from")[0].strip() in {
             "its stream has shrunk",  # unless more was written at once, at its old end
             "its stream was changed after it had been read",
@@ -207,7 +207,7 @@ class TestSlurm(EngineContract):
 
     def test_what_it_cannot_submit_leaves_nothing(self, engine, tiny, cluster):
         (cluster / "away").touch()
-        with pytest.raises(EngineError, match="SLURM did not take the job") as raised, engine.start(tiny):
+        with pytest.raises(EngineError, match="SLURM did not accept the job") as raised, engine.start(tiny):
             pass
         assert "Unable to contact slurm controller" in raised.value.why
 
@@ -222,13 +222,13 @@ def wait_until(happens):
 def supervisors_of(name):
     """The process ids of the supervisors of a job."""
     found = []
-    for each in Path("/proc").glob("[0-9]*"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            command = (each / "cmdline").read_bytes().split(b"\0")
+            command = (path / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if command[1:2] == [b"-I"] and b"node_supervisor" in command[-3] and command[-2].endswith(name.encode()):
-            found.append(int(each.name))
+            found.append(int(path.name))
     return found
 
 
@@ -264,14 +264,14 @@ def test_a_job_whose_orchestrator_died_is_adopted_and_told_from_the_first(engine
 def test_a_job_whose_orchestrator_lives_on_another_host_is_refused(engine, spec):
     with orphaned(engine, replace(spec, python=sys.executable)) as folder:
         owner = folder / "owner.json"
-        told = {**json.loads(owner.read_text()), "host": "elsewhere", "name": "login-2"}
-        owner.write_text(json.dumps(told))
-        with pytest.raises(EngineError, match="allranks on login-2 has this run: it gave a sign of life 0 s ago"):
+        report = {**json.loads(owner.read_text()), "host": "elsewhere", "name": "login-2"}
+        owner.write_text(json.dumps(report))
+        with pytest.raises(EngineError, match="belongs to allranks on login-2, which was alive 0 s ago"):
             engine.adopt(spec)
         os.utime(owner, (0, time.time() - 70))
         adopted = engine.adopt(spec)
         owner.unlink()  # another host was quicker
-        with pytest.raises(EngineError, match="has just taken"), adopted:
+        with pytest.raises(EngineError, match="has just taken over"), adopted:
             pass
 
 
@@ -334,7 +334,7 @@ def test_a_request_names_what_slurm_needs(spec):
     assert asked[-1] == "/shared/job/job.sh"
     assert {"--no-requeue", "--nodes=2", "--gpus-per-node=2"} < {*asked}
     assert asked[-3:-1] == ["--partition=gpu", "--exclusive"]
-    assert [each for each in request(spec, folder, Slurm()) if each.startswith(("--gpus", "--partition"))] == []
+    assert [item for item in request(spec, folder, Slurm()) if item.startswith(("--gpus", "--partition"))] == []
 
 
 def test_names_of_jobs_are_distinct(spec):

@@ -50,8 +50,8 @@ python = "{python}"
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
     """Nothing of a launcher that runs these tests."""
-    for each in LAUNCHERS:
-        for name in (each.rank, each.world_size, each.local_rank):
+    for launcher in LAUNCHERS:
+        for name in (launcher.rank, launcher.world_size, launcher.local_rank):
             monkeypatch.delenv(name, raising=False)
 
 
@@ -172,7 +172,7 @@ def test_processes_end_when_process_0_was_killed(launch, tmp_path):
     processes[0].kill()
     codes, outputs = ends(processes)
     assert codes == [-signal.SIGKILL, 4]
-    assert "Process 0 of the launcher is gone: it gave no sign of life for 3 s (limits.silence)." in outputs[1]
+    assert "Process 0 of the launcher is gone: it sent no heartbeat for 3 s (limits.silence)." in outputs[1]
     deadline = time.monotonic() + 20
     while remains(tmp_path) != ([], []):
         assert time.monotonic() < deadline
@@ -194,5 +194,5 @@ def test_a_node_whose_process_was_killed_is_infrastructure(launch, tmp_path):
     processes[1].kill()
     codes, (out, _) = ends(processes)
     assert codes == [4, -signal.SIGKILL]
-    assert "The job was told to end from outside on" in out
+    assert "The job was terminated from outside on" in out
     assert remains(tmp_path) == ([], [])

@@ -12,7 +12,7 @@ import pytest
 from allranks.plugins.slurm import shared_folder_job
 from allranks.plugins.slurm.agent.node_files import AgentExit
 from allranks.plugins.slurm.allocation import Allocation
-from allranks.plugins.slurm.queue import QueuedJob, Sighting
+from allranks.plugins.slurm.queue import PolledJob, QueuedJob
 from allranks.plugins.slurm.shared_folder_job import SharedFolderJob, _NodeAgent
 
 
@@ -20,13 +20,13 @@ class FakeQueue:
     """A queue that has always seen the same."""
 
     def __init__(self, state):
-        self.sighting = Sighting(job=QueuedJob(number="1", state=state), absences=0)
+        self.polled = PolledJob(job=QueuedJob(number="1", state=state), absences=0)
 
-    def look(self, _name):
-        return self.sighting.place
+    def status(self, _name):
+        return self.polled.status
 
     def cause_at_end(self, _name):
-        return self.sighting.place.cause
+        return self.polled.status.cause
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def looks(tmp_path, monkeypatch):
 
     def of(state, is_vanished=False):
         allocation = Allocation(FakeQueue(state), tmp_path, "1")
-        allocation.gone = 0.0 if is_vanished else None
+        allocation.gone_since = 0.0 if is_vanished else None
         agent = _NodeAgent(allocation, 0)
         seen.clear()
         list(agent.read(()))
@@ -120,8 +120,8 @@ def test_a_moment_that_cannot_be_is_now(tmp_path, at):
     (tmp_path / "node-0").mkdir()
     (tmp_path / "node-0" / "placed.json").write_text(f'{{"at": {at}, "host": "n1"}}')
     allocation = Allocation(FakeQueue("RUNNING"), tmp_path, "1")
-    allocation.news()
-    assert time.time() - 60 < allocation.placed <= time.time()
+    allocation.poll()
+    assert time.time() - 60 < allocation.placed_at <= time.time()
 
 
 class CancellingQueue(FakeQueue):
@@ -146,7 +146,7 @@ def test_nodes_that_end_with_a_job_out_of_time_are_not_its_cause(tmp_path, monke
     (tmp_path / "node-0" / "placed.json").write_text(json.dumps({"at": 1.0, "host": "n1"}))
     spec = SimpleNamespace(agent=SimpleNamespace(nodes=2), resources=SimpleNamespace(seconds=0.3))
     job = SharedFolderJob(Allocation(CancellingQueue(tmp_path), tmp_path, "1"), spec)
-    ending = job.wait(lambda _node, _told: None)
+    ending = job.wait(lambda _node, _record: None)
     job.close()
     assert (ending.timed_out, ending.ended_by) == (True, "")
 
@@ -162,7 +162,7 @@ def test_a_node_without_a_sign_of_life_is_not_waited_for_and_is_cancelled(tmp_pa
     spec = SimpleNamespace(agent=SimpleNamespace(nodes=2), resources=SimpleNamespace(seconds=60.0))
     queue = CancellingQueue(tmp_path)
     job = SharedFolderJob(Allocation(queue, tmp_path, "1"), spec)
-    job.wait(lambda _node, _told: None)
+    job.wait(lambda _node, _record: None)
     job.close()
     assert queue.cancels == 1
 
@@ -174,7 +174,7 @@ class ForgetfulQueue(FakeQueue):
         super().__init__(state)
         self.cancels = 0
         if absences:
-            self.sighting = Sighting(absences=absences)
+            self.polled = PolledJob(absences=absences)
 
     def cancel(self, _name):
         self.cancels += 1
@@ -185,7 +185,7 @@ def ending_of_two_nodes(queue, folder, has_met=False):
     spec = SimpleNamespace(agent=SimpleNamespace(nodes=2), resources=SimpleNamespace(seconds=60.0))
     job = SharedFolderJob(Allocation(queue, folder, "SLURM job 1"), spec)
     job._are_connected = has_met
-    ending = job.wait(lambda _node, _told: None)
+    ending = job.wait(lambda _node, _record: None)
     job.close()
     return ending
 
@@ -233,9 +233,9 @@ def test_a_node_that_ends_before_it_begins_ends_the_job_at_once(two_nodes, node,
 
 
 def test_a_running_job_whose_nodes_never_begin_is_given_up(two_nodes, monkeypatch):
-    monkeypatch.setattr("allranks.plugins.slurm.allocation._BEGINNING", 0.3)
+    monkeypatch.setattr("allranks.plugins.slurm.allocation._START_LIMIT", 0.3)
     ending = ending_of_two_nodes(queue := ForgetfulQueue(), two_nodes)
-    assert ending.ended_by == "was given nodes that have not begun in 0 min; it was SLURM job 1"
+    assert ending.ended_by == "got nodes that did not start within 0 min; it was SLURM job 1"
     assert queue.cancels == 1
 
 
@@ -252,7 +252,7 @@ def test_a_job_that_never_began_is_cancelled_by_its_own_thread(tmp_path):
     job = SharedFolderJob(Allocation(queue, tmp_path, "1"), spec)
     job.request_stop()
     assert queue.cancels == 0  # its caller has a hundred of them to end
-    job.wait(lambda _node, _told: None)
+    job.wait(lambda _node, _record: None)
     job.stop()
     job.close()
     assert queue.cancels == 1
@@ -263,46 +263,48 @@ class Away(FakeQueue):
 
     def __init__(self, seconds):
         super().__init__("PENDING")
-        self.sighting = Sighting(watched=time.monotonic() - seconds)
+        self.polled = PolledJob(watched_since=time.monotonic() - seconds)
 
 
 @pytest.mark.parametrize(("seconds", "minutes"), [(70, 1), (299, 4), (590, 5), (601, 10)])
 def test_a_queued_job_whose_controller_is_away_is_said_to_be_unknown(tmp_path, seconds, minutes):
     allocation = Allocation(Away(seconds), tmp_path, "1")
-    [news] = [allocation.news()]
-    assert (news.text, news.is_placed) == (
+    [placement] = [allocation.poll()]
+    assert (placement.text, placement.is_placed) == (
         f"unknown: the controller has not answered for {minutes} min",
         False,
     )
-    assert allocation.news() is None
+    assert allocation.poll() is None
 
 
 def test_a_job_that_the_cluster_gave_up_goes_on_as_long_as_its_files_change(placed, monkeypatch):
     monkeypatch.setattr("allranks.plugins.slurm.allocation._LATE_FILES", 0.2)
     placed._allocation.queue = FakeQueue("NODE_FAIL")
-    said = []
+    placements = []
     for _ in range(8):
         os.utime(placed.folder / "placed.json")
-        said += placed.read(())
+        placements += placed.read(())
         time.sleep(0.05)
     assert not placed.has_ended
-    assert [each.text for each in said] == ["given up by the cluster (NODE_FAIL), but its files still change"]
+    assert [placement.text for placement in placements] == [
+        "given up by the cluster (NODE_FAIL), but its files still change"
+    ]
     while not placed.has_ended:
         list(placed.read(()))
 
 
 def test_a_file_system_that_hangs_is_told_and_then_given_up(placed, monkeypatch):
-    monkeypatch.setattr("allranks.plugins.slurm.shared_folder_job._SOON", 0.01)
+    monkeypatch.setattr("allranks.plugins.slurm.shared_folder_job._POLL_TIMEOUT", 0.01)
     monkeypatch.setattr("allranks.plugins.slurm.allocation.SILENT", 0.1)
-    monkeypatch.setattr("allranks.plugins.slurm.allocation._PATIENCE", 0.3)
+    monkeypatch.setattr("allranks.plugins.slurm.allocation._ANSWER_LIMIT", 0.3)
     monkeypatch.setattr("allranks.plugins.slurm.allocation._LATE_FILES", 0.1)
     awake = threading.Event()
-    placed._allocation.calls.begin(awake.wait)
-    said = []
+    placed._allocation.calls.submit(awake.wait)
+    placements = []
     while not placed.has_ended:
-        said += placed.read(())
+        placements += placed.read(())
     awake.set()
-    assert [each.text for each in said] == ["the shared file system has not answered for 0 min"]
+    assert [placement.text for placement in placements] == ["the shared file system has not answered for 0 min"]
     assert placed._allocation.cause(None).startswith("was given up: the shared file system has not answered for")
 
 
@@ -312,13 +314,13 @@ def test_a_job_is_told_to_begin_again_if_the_disk_was_full(tmp_path, monkeypatch
     with monkeypatch.context() as full:
         full.setattr(Path, "touch", lambda *_: os.open("/dev/full/nowhere", os.O_RDONLY))
         allocation.go()
-        allocation.calls.ask(lambda: None, 10)
+        allocation.calls.call(lambda: None, 10)
     assert not (tmp_path / "go").exists()
-    allocation.news()
+    allocation.poll()
     assert (tmp_path / "go").exists()
 
 
 def test_a_node_that_could_not_write_is_the_cause_whatever_the_leading_agent_ended_with(tmp_path):
     allocation = Allocation(FakeQueue("RUNNING"), tmp_path / "job", "SLURM job 1")
-    told = allocation.cause(AgentExit(status=0, trouble="No space left on device, for 3 s"))
-    assert told == f"could not write to {tmp_path} (No space left on device, for 3 s); it was SLURM job 1"
+    cause = allocation.cause(AgentExit(status=0, storage_error="No space left on device, for 3 s"))
+    assert cause == f"could not write to {tmp_path} (No space left on device, for 3 s); it was SLURM job 1"

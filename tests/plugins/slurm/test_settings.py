@@ -9,7 +9,7 @@ from allranks.errors import MatrixError
 from allranks.matrix.model import Matrix
 from allranks.matrix.tables import json_schema
 from allranks.plugins.slurm.keys import Slurm
-from allranks.plugins.slurm.settings import settings_of
+from allranks.plugins.slurm.settings import slurm_settings
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def test_what_sbatch_takes_by_itself_goes_into_extra(load_text, document, name):
 
 def test_the_users_file_takes_precedence_key_by_key(own, matrix):
     own('spool = "/mine"\njobs = 3\n')
-    settings = settings_of(matrix(spool="/theirs", container="docker:a", extra=("-x",)))
+    settings = slurm_settings(matrix(spool="/theirs", container="docker:a", extra=("-x",)))
     assert settings == Slurm(spool="/mine", container="docker:a", jobs=3, extra=("-x",))
 
 
 def test_the_users_arguments_come_after_those_of_the_matrix_so_that_they_win(own, matrix):
     own('extra = ["--partition=mine"]\n')
-    assert settings_of(matrix(extra=("--partition=theirs", "-x"))).extra == (
+    assert slurm_settings(matrix(extra=("--partition=theirs", "-x"))).extra == (
         "--partition=theirs",
         "-x",
         "--partition=mine",
@@ -72,7 +72,7 @@ def test_the_users_arguments_come_after_those_of_the_matrix_so_that_they_win(own
 
 
 def test_without_it_the_settings_stand(matrix):
-    assert settings_of(matrix(jobs=7)) == Slurm(jobs=7)
+    assert slurm_settings(matrix(jobs=7)) == Slurm(jobs=7)
 
 
 @pytest.mark.parametrize(
@@ -87,17 +87,17 @@ def test_without_it_the_settings_stand(matrix):
 def test_a_mistake_in_it_is_told_with_its_line(own, text, what):
     own(text)
     with pytest.raises(MatrixError) as raised:
-        settings_of()
+        slurm_settings()
     assert what in raised.value.what
 
 
 @pytest.fixture
 def container(load_text, document):
-    return lambda told: settings_of(load_text(f"{document}[slurm]\ncontainer = '{told}'\n")).container
+    return lambda name: slurm_settings(load_text(f"{document}[slurm]\ncontainer = '{name}'\n")).container
 
 
 @pytest.mark.parametrize(
-    "told",
+    "name",
     [
         "charliecloud:/shared/images/torch",
         "charliecloud:registry.example.com:5050/torch",
@@ -106,14 +106,14 @@ def container(load_text, document):
         "pyxis:nvcr.io#nvidia/pytorch:24.01-py3",
     ],
 )
-def test_an_image_of_a_known_runtime_is_taken_as_it_is(container, told):
-    assert container(told) == told
+def test_an_image_of_a_known_runtime_is_taken_as_it_is(container, name):
+    assert container(name) == name
 
 
-@pytest.mark.parametrize("told", ["podman:torch", "/shared/torch.sif", "apptainer", "pyxis:", "pyxis: ", "Apptainer:x"])
-def test_another_runtime_or_no_image_is_refused_with_the_right_ones(container, told):
+@pytest.mark.parametrize("name", ["podman:torch", "/shared/torch.sif", "apptainer", "pyxis:", "pyxis: ", "Apptainer:x"])
+def test_another_runtime_or_no_image_is_refused_with_the_right_ones(container, name):
     with pytest.raises(MatrixError) as raised:
-        container(told)
+        container(name)
     assert "slurm.container" in raised.value.what
     assert raised.value.remedy == 'Write one of "apptainer:IMAGE", "charliecloud:IMAGE", "docker:IMAGE", "pyxis:IMAGE".'
 
@@ -126,4 +126,4 @@ def test_variables_and_the_home_folder_are_put_into_the_name_of_an_image(contain
 
 
 def test_there_is_no_container_unless_one_is_named(load_text, document):
-    assert settings_of(load_text(document)).container is None
+    assert slurm_settings(load_text(document)).container is None

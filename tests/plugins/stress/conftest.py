@@ -57,8 +57,8 @@ class FakeRuns:
         bad = runs = 0
         while runs < options.policy.plugins["stress"]["count"] and not (bad and "-x" in options.pytest_args):
             runs, bad = runs + 1, bad + self._fails(rate)
-        told = {"bad": bad, "runs": runs}
-        return {"nodeid": name, "verdict": "failure" if bad else "passed", "executed": True, "repetitions": told}
+        report = {"bad": bad, "runs": runs}
+        return {"nodeid": name, "verdict": "failure" if bad else "passed", "executed": True, "repetitions": report}
 
     @property
     def counts(self):

@@ -70,15 +70,15 @@ def test_a_test_that_fails_everywhere_follows_no_axis(bisect):
 
 def test_a_cell_that_cannot_run_it_is_named_and_left_out(bisect):
     code, out, _, runs = bisect(lambda cell: "skipped" if cell.backend == "nccl" else of_world(cell), "--json")
-    told = json.loads(out)
-    assert (code, told["exit_code"], told["test"]) == (0, 0, NODEID)
-    assert told["deciding"][0] == {
+    report = json.loads(out)
+    assert (code, report["exit_code"], report["test"]) == (0, 0, NODEID)
+    assert report["deciding"][0] == {
         "axis": "world_size",
         "also": [],
         "predicate": "world_size >= 2",
-        "confidence": told["deciding"][0]["confidence"],
+        "confidence": report["deciding"][0]["confidence"],
     }
-    assert told["cells"][2] == {"cell": CELLS[2], "bad": 0, "runs": 0, "why": "skipped: no GPU"}
+    assert report["cells"][2] == {"cell": CELLS[2], "bad": 0, "runs": 0, "why": "skipped: no GPU"}
     assert [len(jobs) for jobs, _ in runs.asked][1:] == [2] * (len(runs.asked) - 1)
 
 
@@ -100,13 +100,13 @@ def test_a_test_that_runs_nowhere_ends_with_the_reason(bisect, rate, runs_end, c
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["gloo-w1"], "gloo-w1-g0-env is the only cell"),
-        (["--confidence", "100"], "'100' is no confidence"),
-        (["--confidence", "x"], "'x' is no confidence"),
+        (["gloo-w1"], "only one cell is selected: gloo-w1-g0-env"),
+        (["--confidence", "100"], "'100' is not a confidence"),
+        (["--confidence", "x"], "'x' is not a confidence"),
         (["--most", "0"], "'0' is not a whole number from 1 to 1000000"),
         (["--suite", "other"], "The test is in several suites: tiny, other"),
         (["--git", "HEAD"], "3 cells are selected, and --git repeats the test in one"),
-        (["--git", "HEAD", "gloo-w1"], "is in no git repository"),
+        (["--git", "HEAD", "gloo-w1"], "is not in a readable git repository"),
     ],
     ids=str,
 )

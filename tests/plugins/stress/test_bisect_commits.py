@@ -57,9 +57,9 @@ def bisect(allranks, fake_runs, monkeypatch, tmp_path):
         monkeypatch.setattr("allranks.runner.run_jobs.run", runs)
         (tmp_path / "scratch").mkdir(exist_ok=True)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
-        told = allranks("bisect", NODEID, "--suite", "tiny", "gloo-w2", *arguments)
+        report = allranks("bisect", NODEID, "--suite", "tiny", "gloo-w2", *arguments)
         assert list((tmp_path / "scratch").iterdir()) == [], "the worktree is removed"
-        return *told, runs
+        return *report, runs
 
     return run
 
@@ -68,7 +68,7 @@ def test_it_finds_the_commit_with_its_subject_and_the_confidence(bisect, commits
     commits("0", "0", "0", "0.5", "0.5", "0.5")
     code, out, err, runs = bisect("--git", "c0..c5")
     assert (code, err) == (ExitCode.OK, "")
-    assert f"{NODEID} begins to fail with " in out
+    assert f"{NODEID} starts to fail with " in out
     assert "Change 3: it failed 5 of 10 times at BAD, and none of " in out
     assert "confidence 99" in out
     assert out.endswith("exit code 0: the commit is found\n")
@@ -99,30 +99,30 @@ def test_a_commit_that_cannot_run_the_test_is_skipped(bisect, commits):
     code, out, _, _ = bisect("--git", "c0..")
     assert code == ExitCode.TESTS_FAILED
     assert "skipped: It cannot be collected." in out
-    assert "begins to fail with one of 2 commits, of which the others cannot run it: " in out
+    assert "starts to fail with one of 2 commits, some of which cannot run it: " in out
 
 
 def test_programs_read_the_answer_alone(bisect, commits, git):
     commits("0", "It cannot be collected.", "0", "1")
     code, out, err, _ = bisect("--git", "c0..c3", "--json")
-    told = json.loads(out)
-    assert (code, told["exit_code"], told["suspects"]) == (0, 0, [git("rev-parse", "c3")])
-    assert told["confidence"] >= 0.99
-    assert {each["subject"].partition(" ")[2]: each["runs"] > 0 for each in told["commits"]}["Change 3"] is True
+    report = json.loads(out)
+    assert (code, report["exit_code"], report["suspects"]) == (0, 0, [git("rev-parse", "c3")])
+    assert report["confidence"] >= 0.99
+    assert {item["subject"].partition(" ")[2]: item["runs"] > 0 for item in report["commits"]}["Change 3"] is True
     assert "failed" in err
 
 
 @pytest.mark.parametrize(
     ("texts", "span", "words"),
     [
-        (("1", "1"), "c0..c1", "The test fails at the good commit ("),
+        (("1", "1"), "c0..c1", "The test also fails at the good commit ("),
         (("0", "0"), "c0..c1", "The test never failed at the bad commit ("),
         (("It is new.", "1"), "c0..c1", "The test could not be run at the good commit ("),
         (("0", "It is old."), "c0..c1", "The test could not be run at the bad commit ("),
-        (("0", "1"), "c0", "'c0' is no range of commits"),
-        (("0", "1"), "c0...c1", "'c0...c1' is no range of commits"),
-        (("0", "1"), "c1..c0", "c1 does not lead to c0"),
-        (("0", "1"), "c0..c0", "c0 does not lead to c0"),
+        (("0", "1"), "c0", "'c0' is not a range of commits"),
+        (("0", "1"), "c0...c1", "'c0...c1' is not a range of commits"),
+        (("0", "1"), "c1..c0", "no commits to search between c1 and c0"),
+        (("0", "1"), "c0..c0", "no commits to search between c0 and c0"),
         (("0", "1"), "c0..c9", "There is no commit 'c9'"),
         (("0", "1"), "--all..c1", "There is no commit '--all'"),
     ],

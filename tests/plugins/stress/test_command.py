@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from allranks.plugins.stress.agent.settings import Stress
-from allranks.plugins.stress.agent.skew import stretch
+from allranks.plugins.stress.agent.skew import max_delay
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def asked(allranks, runs, monkeypatch):
         (["--replay", "517"], Stress(count=10, replay=517)),
         (["--replay", "517", "--count", "3"], Stress(count=3, replay=517)),
         (["--count", "3", "--skew", "1:before:2:40.0ms"], Stress(count=3, skew="1:before:2:40ms")),
-        (["--count", "3", "--beside", "torch"], Stress(count=3, beside=True)),
+        (["--count", "3", "--beside", "torch"], Stress(count=3, baseline=True)),
     ],
     ids=str,
 )
@@ -74,16 +74,16 @@ def test_as_many_gangs_as_there_are_cores_for(asked, monkeypatch, cores, argumen
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Repetitions need an end"),
+        ([], "Repetitions need a limit"),
         (["--count", "0"], "'0' is not a whole number of at least 1"),
         (["--duration", "soon"], "'soon' is invalid: write a time such as 90"),
         (["--count", "5", "--resume"], "no option --resume"),
-        (["--count", "5", "--skew", "1:40ms"], "'1:40ms' is no delay"),
-        (["--count", "5", "--skew", "4:before:1:40ms"], "1 is the highest number of rank here"),
+        (["--count", "5", "--skew", "1:40ms"], "'1:40ms' is not a delay"),
+        (["--count", "5", "--skew", "4:before:1:40ms"], "1 is the highest rank here"),
         (["--count", "5", "--skew", "65:busy:0:40ms"], "64 is the highest number of processes here"),
         (["--replay", "4294967296"], "'4294967296' is not a whole number from 0 to 4294967295"),
         (["--count", "5", "--beside", "pytest"], "'pytest' is not a beside: choose from torch"),
-        (["--count", "5", "--beside", "torch", "--skew", "light"], "torch's runner has no --skew"),
+        (["--count", "5", "--beside", "torch", "--skew", "light"], "cannot be combined with --skew"),
     ],
     ids=str,
 )
@@ -97,7 +97,7 @@ def test_limits_of_ours_are_stretched_by_what_delays_may_add(asked):
     usual = asked("--count", "5")[0].limits.process_group
     matrix, _, options = asked("--count", "5", "--skew", "heavy")
     assert options.policy.plugins["stress"]["skew"] == "heavy"
-    assert matrix.limits.process_group == usual + stretch("heavy", 2) > usual + 4
+    assert matrix.limits.process_group == usual + max_delay("heavy", 2) > usual + 4
 
 
 def test_beside_torch_one_gang_has_the_load_of_the_other_runner_and_a_job_time_for_both(asked):

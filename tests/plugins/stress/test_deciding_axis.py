@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.matrix.axes import AxisValue
-from allranks.plugins.stress.deciding_axis import CellRate, deciding_axes, in_words
+from allranks.plugins.stress.deciding_axis import CellRate, deciding_axes, verdict_text
 
 Cell = dict[str, AxisValue]
 
@@ -26,7 +26,7 @@ def test_the_axis_whose_values_fail_is_named_with_its_counts():
     found = rates(lambda cell: (8, 10) if cell["world_size"] == 4 else (0, 15))
     [split] = deciding_axes(found, 0.99)
     assert (split.axis, split.predicate, split.also) == ("world_size", "world_size >= 4", ())
-    assert in_words([split], found) == (
+    assert verdict_text([split], found) == (
         "fails at world_size 4 (32 of 40), never at 2 (0 of 60): world_size decides, confidence over 99.9 %"
     )
 
@@ -34,7 +34,7 @@ def test_the_axis_whose_values_fail_is_named_with_its_counts():
 def test_an_axis_may_decide_within_another_one():
     found = rates(lambda cell: (9, 10) if cell["world_size"] == 4 and cell["backend"] == "ucc" else (0, 10))
     assert {split.axis for split in deciding_axes(found, 0.99)} == {"world_size", "backend"}
-    assert in_words(deciding_axes(found, 0.99), found) == (
+    assert verdict_text(deciding_axes(found, 0.99), found) == (
         "fails at backend ucc (18 of 40), never at gloo (0 of 40), and there at world_size 4 (18 of 20), "
         "never at 2 (0 of 20): backend, then world_size decide, confidence over 99.9 %"
     )
@@ -45,13 +45,13 @@ def test_axes_that_change_together_are_not_told_apart():
         CellRate(cell="a", axes={"backend": "gloo", "gpu_count": 0}, bad=0, runs=20),
         CellRate(cell="b", axes={"backend": "nccl", "gpu_count": 2}, bad=20, runs=20),
     ]
-    told = in_words(deciding_axes(found, 0.99), found)
-    assert "backend or gpu_count decide, which these cells cannot tell apart" in told
+    report = verdict_text(deciding_axes(found, 0.99), found)
+    assert "backend or gpu_count decide, which these cells cannot tell apart" in report
 
 
 def test_a_rate_that_is_higher_and_not_zero_elsewhere_is_said_so():
     found = rates(lambda cell: (30, 50) if cell["init_method"] == "tcp" else (5, 50))
-    assert in_words(deciding_axes(found, 0.99), found).startswith(
+    assert verdict_text(deciding_axes(found, 0.99), found).startswith(
         "fails at init_method tcp (120 of 200), less often at env (20 of 200)"
     )
 
@@ -59,7 +59,7 @@ def test_a_rate_that_is_higher_and_not_zero_elsewhere_is_said_so():
 def test_rates_that_are_alike_follow_no_axis():
     found = rates(lambda cell: (6, 10) if cell["init_method"] == "tcp" else (5, 10))
     assert deciding_axes(found, 0.99) == []
-    assert in_words([], found) == "fails 44 of 80 times over all 8 cells: no axis decides"
+    assert verdict_text([], found) == "fails 44 of 80 times over all 8 cells: no axis decides"
     assert deciding_axes([], 0.99) == []
 
 
@@ -69,7 +69,7 @@ def test_failures_that_chance_spreads_seldom_follow_an_axis(bad, seed):
     places = random.Random(seed).sample(range(80), bad)  # noqa: S311 - one of Hypothesis would look for bad luck
     found = rates(lambda _: (0, 10))
     shared = [sum(place // 10 == index for place in places) for index in range(8)]
-    drawn = [CellRate(cell=each.cell, axes=each.axes, bad=b, runs=10) for each, b in zip(found, shared, strict=True)]
+    drawn = [CellRate(cell=item.cell, axes=item.axes, bad=b, runs=10) for item, b in zip(found, shared, strict=True)]
     assert all(split.confidence < 1 for split in deciding_axes(drawn, 0.5))
     assert deciding_axes(drawn, 1 - 1e-9) == []
 

@@ -1,1 +1,1 @@
-"""The plug-in ``conformance``: tests the implementation of a backend."""
+"""The plug-in ``conformance``: tests the implementation of a torch.distributed backend."""

@@ -1,7 +1,7 @@
-"""What tagged tests show of a backend: which operation works, in which mode, for which dtype.
+"""The capabilities of a backend: which operations work, in which mode, and for which dtype.
 
-A verdict on a test becomes a state, and the worst state of the tests behind a cell of the table is the cell's. Nothing
-is read from what a test prints.
+The verdict of each tagged test becomes a state. A cell of the table has the worst state of its tests. A test's output
+does not matter.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +17,14 @@ from allranks.report.results import TestVerdict, VerdictRule
 from allranks.report.untrusted import parsed
 
 MOST_CELLS: Final = 5_000
-"""Cells of a backend's table, besides bad ones; a suite may tag its tests with whatever it likes."""
+"""The most cells of a backend's table, not counting failed ones: a suite may tag its tests arbitrarily."""
 
 _MOST_EXAMPLES: Final = 5
 _MESSAGE: Final = 300
 
 
 class Capability(StrEnum):
-    """What the tests of a cell show; the later the worse."""
+    """The result of a cell's tests, in ascending order of severity."""
 
     WORKS = "works"
     UNSUPPORTED = "unsupported"
@@ -34,7 +34,7 @@ class Capability(StrEnum):
 
     @property
     def is_bad(self) -> bool:
-        """True if the backend does not do what it claims to."""
+        """True if the backend fails at an operation that it does not report as unsupported."""
         return self not in {Capability.WORKS, Capability.UNSUPPORTED}
 
 
@@ -42,7 +42,7 @@ _ORDER: Final = tuple(Capability)
 
 
 class CapabilityKey(NamedTuple):
-    """A cell of the table, by the tags of its tests; ``dtype`` is empty where a test is not about one."""
+    """A cell of the table, by the tags of its tests; ``dtype`` is empty if a test does not depend on one."""
 
     operation: str
     feature: str = ""
@@ -51,8 +51,8 @@ class CapabilityKey(NamedTuple):
     dtype: str = ""
 
     @property
-    def place(self) -> tuple[object, ...]:
-        """For the order of the table: of an operation, the plain form first."""
+    def sort_key(self) -> tuple[object, ...]:
+        """Sorts the table by operation, with the plain form of each first."""
         return (self.operation, self.feature, self.group != "default", self.group, self.mode != "sync", *self[3:])
 
     @property
@@ -71,7 +71,7 @@ class CapabilityKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BadTest:
-    """A test that shows that a backend does not do what it claims to."""
+    """A failed test of a capability."""
 
     nodeid: str
     cell: str
@@ -80,36 +80,34 @@ class BadTest:
 
 @dataclass(kw_only=True)
 class CapabilityCell:
-    """What the tests of a cell have shown."""
+    """The results of a cell's tests."""
 
-    # The number of tests in each state, over all world sizes.
-    counts: dict[Capability, int] = field(default_factory=dict)
+    counts: dict[Capability, int] = field(default_factory=dict)  # the number of tests, over all world sizes
     bad: list[BadTest] = field(default_factory=list)
 
     @property
     def state(self) -> Capability:
-        """The worst of its tests' states."""
+        """The worst state of its tests."""
         return max(self.counts, key=_ORDER.index)
 
     def add(self, state: Capability, test: BadTest) -> None:
-        """Count a test."""
         self.counts[state] = self.counts.get(state, 0) + 1
         if state.is_bad and len(self.bad) < _MOST_EXAMPLES:
             self.bad.append(test)
 
 
 CapabilityTable = dict[CapabilityKey, CapabilityCell]
-"""What a backend can do."""
+"""The capabilities of one backend."""
 
 
 class CapabilityReader:
-    """Takes a run job by job, and keeps the table of each backend."""
+    """Collects the tables of all backends from the jobs of a run."""
 
     def __init__(self) -> None:
-        self.tables: dict[str, CapabilityTable] = {}  # by the name of the backend; empty for a run without tagged tests
+        self.tables: dict[str, CapabilityTable] = {}  # by backend; empty for a run without tagged tests
 
     def add(self, suite: CellSuite) -> None:
-        """Take a job."""
+        """Add a job's tests."""
         if not suite.tags:
             return
         backend = str(suite.axes.get("backend") or suite.cell.partition("-")[0])
@@ -131,10 +129,10 @@ def _key(tags: Mapping[str, str]) -> CapabilityKey | None:
 
 
 def state_of(test: TestVerdict, tags: Mapping[str, str], backend: str) -> Capability | None:
-    """What a test shows; None if it was skipped for another reason than that the backend lacks something.
+    """The state that a test shows; None if it was skipped, but not because the backend does not support something.
 
-    An unexpected error is a wrong result. So is *unsupported* on one rank if another has a result or waits for one;
-    only in a test in which some ranks have no part (``ranks="some"``) may these pass.
+    An unexpected error is a wrong result. So is *unsupported* on one rank while another rank has a result or waits for
+    one, unless the test is tagged ``ranks="some"``: then ranks that do not take part may pass.
     """
     verdict = test.verdict
     if verdict.is_bad:
@@ -159,21 +157,21 @@ def _bad_state(test: TestVerdict, tags: Mapping[str, str], backend: str) -> Capa
 
 
 def is_bad(tables: Mapping[str, CapabilityTable]) -> bool:
-    """True if a backend does not do what it claims to."""
+    """Whether any cell of a table is bad."""
     return any(cell.state.is_bad for table in tables.values() for cell in table.values())
 
 
 def bad_cells(table: CapabilityTable) -> Iterator[tuple[CapabilityKey, CapabilityCell]]:
     """The bad cells, the worst first."""
     bad = [(key, cell) for key, cell in table.items() if cell.state.is_bad]
-    yield from sorted(bad, key=lambda each: (-_ORDER.index(each[1].state), each[0].place))
+    yield from sorted(bad, key=lambda item: (-_ORDER.index(item[1].state), item[0].sort_key))
 
 
 SCHEMA: Final = 1
 
 
 def as_document(run_id: str, tables: Mapping[str, CapabilityTable]) -> dict[str, Any]:
-    """The tables in JSON's types; :func:`from_document` reads them."""
+    """The tables as ``conformance.json`` has them."""
     return {
         "generator": "allranks",
         "schema": SCHEMA,
@@ -186,7 +184,7 @@ def as_document(run_id: str, tables: Mapping[str, CapabilityTable]) -> dict[str,
                     "tests": {state.value: count for state, count in cell.counts.items()},
                     "bad": [vars(test) for test in cell.bad],
                 }
-                for key, cell in sorted(table.items(), key=lambda each: each[0].place)
+                for key, cell in sorted(table.items(), key=lambda item: item[0].sort_key)
             ]
             for backend, table in sorted(tables.items())
         },
@@ -194,31 +192,31 @@ def as_document(run_id: str, tables: Mapping[str, CapabilityTable]) -> dict[str,
 
 
 def from_document(document: object) -> dict[str, CapabilityTable]:
-    """The tables in the text of ``conformance.json``, parsed.
+    """The tables in a parsed ``conformance.json``.
 
     Raises:
-        ValueError: It is no document of this version.
+        ValueError: It is not a document of this version.
     """
     match document:
         case {"generator": "allranks", "schema": 1, "backends": dict(backends)}:
-            return {backend: dict(map(_cell_of, rows)) for backend, rows in backends.items()}
-    msg = "it is no conformance.json of this version"
+            return {backend: dict(map(_parse_cell, rows)) for backend, rows in backends.items()}
+    msg = "it is not a conformance.json of this version"
     raise ValueError(msg)
 
 
-def _cell_of(row: object) -> tuple[CapabilityKey, CapabilityCell]:
+def _parse_cell(row: object) -> tuple[CapabilityKey, CapabilityCell]:
     match row:
         case {"tests": dict(tests), "bad": list(bad), **tags} if tests and "operation" in tags:
             key = CapabilityKey(**{name: str(tags[name]) for name in CapabilityKey._fields if name in tags})
             counts = {Capability(state): int(count) for state, count in tests.items()}
             return key, CapabilityCell(counts=counts, bad=[parsed(BadTest, test) for test in bad])
-    msg = "a cell of it has no operation, tests and bad"
+    msg = "a cell lacks operation, tests or bad"
     raise ValueError(msg)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedCell:
-    """A cell of a backend's table that differs from that of an earlier run; None where one of them has no such cell."""
+    """A cell of a backend's table that differs from an earlier run; its state is None in a run without this cell."""
 
     backend: str
     key: CapabilityKey
@@ -227,11 +225,11 @@ class ChangedCell:
 
 
 def changes(before: Mapping[str, CapabilityTable], now: Mapping[str, CapabilityTable]) -> Sequence[ChangedCell]:
-    """The differences from an earlier run, of the backends that both have."""
-    found = []
+    """The differences from an earlier run, for the backends that are in both."""
+    changed = []
     for backend in sorted(before.keys() & now.keys()):
-        for key in sorted(before[backend].keys() | now[backend].keys(), key=lambda each: each.place):
-            one, other = (cells[key].state if key in cells else None for cells in (before[backend], now[backend]))
-            if one is not other:
-                found.append(ChangedCell(backend=backend, key=key, before=one, now=other))
-    return found
+        for key in sorted(before[backend].keys() | now[backend].keys(), key=lambda key: key.sort_key):
+            old, new = (cells[key].state if key in cells else None for cells in (before[backend], now[backend]))
+            if old is not new:
+                changed.append(ChangedCell(backend=backend, key=key, before=old, now=new))
+    return changed

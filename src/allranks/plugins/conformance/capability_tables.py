@@ -1,4 +1,4 @@
-"""The table of capabilities as text, Markdown and HTML: operations and modes by dtypes."""
+"""The capability tables as text, Markdown and HTML: operations and modes by dtypes."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +20,9 @@ from allranks.report.summary import markdown
 from allranks.report.untrusted import write_whole
 
 NAME: Final = "conformance"
-"""The stem of its files, beside the merged report."""
+"""The stem of the files with the tables, next to the merged report."""
 
 TABLE_NAME: Final = f"{NAME}.json"
-"""What the run shows of each backend's capabilities, if its tests are tagged."""
 
 _DTYPES: Final = {
     "bool": "bool",
@@ -39,10 +38,10 @@ _DTYPES: Final = {
     "complex64": "c64",
     "complex128": "c128",
 }
-"""The columns, in their order, with their headings in text; others come after these."""
+"""The columns in order, with their headings in text; other dtypes follow."""
 
 _ANY: Final = "any"
-"""The heading of the column of tests that are not about a dtype."""
+"""The heading of the column for tests that do not depend on a dtype."""
 
 _WORDS: Final[Mapping[Capability | None, str]] = {
     Capability.WORKS: "ok",
@@ -56,7 +55,7 @@ _WORDS: Final[Mapping[Capability | None, str]] = {
 _CLASSES: Final[Mapping[Capability, str]] = {Capability.WORKS: "t-good", Capability.UNSUPPORTED: "t-idle"}
 
 LEGEND: Final = (
-    "ok: works; no: unsupported, and says so; WRONG: a wrong result or error; HANGS: over its time limit; "
+    "ok: works; no: reported as unsupported; WRONG: a wrong result or error; HANGS: over its time limit; "
     "CRASH: a rank died; empty: no test"
 )
 
@@ -72,7 +71,7 @@ def _columns(table: CapabilityTable) -> list[str]:
 
 def _rows(table: CapabilityTable) -> Iterator[tuple[str, list[Capability | None]]]:
     columns = _columns(table)
-    for row in dict.fromkeys(key._replace(dtype="") for key in sorted(table, key=lambda each: each.place)):
+    for row in dict.fromkeys(key._replace(dtype="") for key in sorted(table, key=lambda key: key.sort_key)):
         cells = (table.get(row._replace(dtype=dtype)) for dtype in columns)
         yield row.row, [cell.state if cell else None for cell in cells]
 
@@ -82,7 +81,7 @@ def _headings(table: CapabilityTable) -> list[str]:
 
 
 def as_text(tables: Mapping[str, CapabilityTable]) -> str:
-    """The tables, and below each the cells in which the backend does not do what it claims to."""
+    """The tables, each followed by its bad cells."""
     return "\n\n".join("\n".join(_text(backend, table)) for backend, table in sorted(tables.items()))
 
 
@@ -114,7 +113,7 @@ def _clean(text: str) -> str:
 
 
 def as_markdown(tables: Mapping[str, CapabilityTable]) -> str:
-    """The tables as a document."""
+    """The tables as a Markdown document."""
     parts = ["\n".join(_markdown(backend, table)) for backend, table in sorted(tables.items())]
     return "\n\n".join([*parts, f"{LEGEND}."]) + "\n"
 
@@ -128,7 +127,7 @@ def _markdown(backend: str, table: CapabilityTable) -> Iterator[str]:
 
 
 def as_html(tables: Mapping[str, CapabilityTable]) -> str:
-    """The tables as the body of a section of the page."""
+    """The tables as a section of the HTML report."""
     body = "".join(_html(backend, table) for backend, table in sorted(tables.items()))
     return f"{body}<p>{escape(LEGEND)}.</p>"
 
@@ -153,20 +152,16 @@ def _inert(text: str) -> str:
     return f"<bdi>{escape(_clean(text))}</bdi>"
 
 
-def told_changes(changed: Sequence[ChangedCell]) -> list[str]:
-    """A line for each difference from an earlier run, the worst first."""
+def change_lines(changed: Sequence[ChangedCell]) -> list[str]:
+    """A line for each difference from an earlier run, bad cells first."""
     return [
-        f"{each.backend}: {_clean(each.key.name)}: {each.before or 'no test'} -> {each.now or 'no test'}"
-        for each in sorted(changed, key=_badness)
+        f"{cell.backend}: {_clean(cell.key.name)}: {cell.before or 'no test'} -> {cell.now or 'no test'}"
+        for cell in sorted(changed, key=lambda cell: (not (cell.now and cell.now.is_bad), cell.backend))
     ]
 
 
-def _badness(each: ChangedCell) -> tuple[bool, str]:
-    return (not (each.now and each.now.is_bad), each.backend)
-
-
 class CapabilitySection(SectionMaker):
-    """The tables on the page, and in files of their own beside the report."""
+    """The tables in the HTML report, and in separate files next to it."""
 
     name = "capabilities"
     files = (TABLE_NAME,)
@@ -175,11 +170,10 @@ class CapabilitySection(SectionMaker):
         self._reader = CapabilityReader()
 
     def __call__(self, suite: CellSuite) -> None:
-        """Take a job."""
         self._reader.add(suite)
 
     def section(self, merged: MergedRun) -> Section | None:
-        """Write the files; None without tagged tests."""
+        """Write the files, and return the section; None without tagged tests."""
         if not (tables := self._reader.tables):
             return None
         write_whole(merged.folder / TABLE_NAME, f"{json.dumps(as_document(merged.run_id, tables), indent=1)}\n")
@@ -187,5 +181,4 @@ class CapabilitySection(SectionMaker):
         return Section(title="Capabilities", headline="operations by dtypes", html=as_html(tables), page_only=True)
 
     def for_unfinished_run(self) -> "CapabilitySection":
-        """Make a maker of the same section: an interrupted run shows what its tests have shown so far."""
-        return CapabilitySection()
+        return CapabilitySection()  # an interrupted run shows the results so far

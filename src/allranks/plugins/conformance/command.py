@@ -1,4 +1,4 @@
-"""``allranks conformance``: runs a suite against a backend, and shows what the backend can do."""
+"""``allranks conformance``: runs a suite against a backend, and prints the backend's capabilities."""
 
 import argparse
 import importlib.util
@@ -35,33 +35,28 @@ Tables = Mapping[str, "CapabilityTable"]
 _SKIPS: Final = "allranks.testing.unsupported_skips"
 
 _GROUP_LIMIT: Final = 6
-"""The process group's time limit, in limits of a test: the limit of the test finds the rank that hangs."""
+"""The process group's time limit as a multiple of the test's, which must expire first to name the hanging rank."""
 
 _SETTINGS: Final = {
     "test": "--time-limit",
     "process_group": f"{_GROUP_LIMIT} times --time-limit",
     **dict.fromkeys(("job", "peer_grace"), "fixed in this command"),
 }
-"""What sets each time limit."""
+"""Where each time limit is set, for messages."""
 
-_ENDINGS: Final = (".py", ".so")
+_SUFFIXES: Final = (".py", ".so")
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    """Parse numbers of ranks.
-
-    Raises:
-        argparse.ArgumentTypeError: The text is no list of them.
-    """
+def _world_sizes(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdecimal() and 0 < int(part[:6]) <= LARGEST for part in parts):
-        msg = f"{text!r} are no numbers of ranks: write 2,4"
+        msg = f"{text!r} is not a list of world sizes: write 2,4"
         raise argparse.ArgumentTypeError(msg)
     return tuple(dict.fromkeys(map(int, parts)))
 
 
 _WHAT = "what to test"
-_PLACE = "where to run"
+_WHERE = "where to run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +69,13 @@ class Options(JobOptions):
     module: str | None = option(
         "--import MODULE",
         _WHAT,
-        "import this first, in each rank: a module or package of this folder, or an installed one",
+        "import this first in each rank: a module or package in this folder, or an installed one",
     )
     world_size: tuple[int, ...] = option(
         "--world-size N,...",
         _WHAT,
-        "numbers of ranks, one run of the suite for each (default: 2,4)",
-        type=_sizes,
+        "numbers of ranks, with one run of the suite for each (default: 2,4)",
+        type=_world_sizes,
         default=(2, 4),
     )
     device: str | None = option(
@@ -91,17 +86,21 @@ class Options(JobOptions):
     )
     suite: str = option("--suite", _WHAT, "the suite (default: collectives)", choices=own_names, default="collectives")
     time_limit: int = option(
-        "--time-limit SECONDS", _WHAT, "seconds after which a test hangs (default: 10)", type=whole(), default=10
+        "--time-limit SECONDS",
+        _WHAT,
+        "seconds after which a test counts as hanging (default: 10)",
+        type=whole(),
+        default=10,
     )
     python: str | None = option(
         "--python PATH",
-        _PLACE,
+        _WHERE,
         "interpreter with torch, for the process engine (default: that of allranks, if it has torch)",
     )
     torch: str | None = option(
-        "--torch VERSION", _PLACE, "torch of an image or environment (default: the installed one)"
+        "--torch VERSION", _WHERE, "torch of an image or environment (default: the installed one)"
     )
-    image: str | None = option("--image NAME", _PLACE, "finished image to run in")
+    image: str | None = option("--image NAME", _WHERE, "finished image to run in")
     compare: Path | None = option(
         "--compare FILE",
         "results and output",
@@ -111,23 +110,24 @@ class Options(JobOptions):
 
 
 def run(options: Options) -> ExitCode:
-    """Run a suite against a backend, and show its table."""
+    """Run a suite against a backend, and print its table."""
     _check_names(options)
     if options.compare:
-        known = _read(options.compare)  # a mistake shows before the run
-        if not known.get(options.backend):
-            msg = f"{options.compare} has no table of {options.backend}, and would show no change."
-            raise UsageError(msg, why=f"It has {', '.join(known) or 'none'}.", remedy="Name one of this backend.")
+        earlier = _read(options.compare)  # so that an error appears before the run
+        if not earlier.get(options.backend):
+            msg = f"{options.compare} has no table of {options.backend} to compare with."
+            remedy = "Name a table of this backend."
+            raise UsageError(msg, why=f"It has {', '.join(earlier) or 'no tables'}.", remedy=remedy)
     options = replace(options, pytest_args=(*options.own_pytest_args, *options.pytest_args))
     if options.engine == AUTO and (options.python or installed_torch()[0]) and not options.image:
-        options = replace(options, engine="process")  # the backend is most likely built for this interpreter
+        options = replace(options, engine="process")  # the backend was most likely built for this interpreter
     with tempfile.TemporaryDirectory(prefix="allranks-backend-") as folder:
         local = _copy_module(options.module, Path.cwd(), Path(folder)) if options.module else False
-        _refuse_absent_module(options, is_local=local)
+        _check_module(options, is_local=local)
         expansion = _expansion(options, (Path(folder),) if local else ())
-        asked = run_options(expansion, options)
-        code = run_jobs(expansion, plan(expansion.matrix, expansion.cells), asked)
-    code = _show(asked.results / asked.run_id, options, code)
+        run_request = run_options(expansion, options)
+        code = run_jobs(expansion, plan(expansion.matrix, expansion.cells), run_request)
+    code = _show(run_request.results / run_request.run_id, options, code)
     say_verdict(code)
     return code
 
@@ -135,10 +135,9 @@ def run(options: Options) -> ExitCode:
 def _check_names(options: Options) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", options.backend):
         msg = f"{options.backend!r} cannot be the name of a backend."
-        raise UsageError(
-            msg, remedy="torch lower-cases them: write a small letter, then small letters, digits and '_'."
-        )
-    own = "The module that registers a backend of your own goes into --import MODULE."
+        remedy = "torch lower-cases names: write a lower-case letter, then lower-case letters, digits and '_'."
+        raise UsageError(msg, remedy=remedy)
+    own = "To test your own backend, name the module that registers it: --import MODULE."
     if options.module is None and (problem := backend_problem(options.backend, (), own)):
         what, remedy = problem
         msg = f"--backend: {what}."
@@ -149,33 +148,33 @@ def _check_names(options: Options) -> None:
 
 
 def _copy_module(module: str, here: Path, target: Path) -> bool:
-    """Copy a module or package of this folder to a folder of its own, for any engine; False if it is not here.
+    """Copy a module or package of this folder to a separate folder, for any engine; False if it is not here.
 
     Raises:
-        EngineError: It leads out of this folder.
+        EngineError: It is a link that leads out of this folder.
     """
     name = module.partition(".")[0]
     if (here / name).is_dir() and any((here / name).glob("*.py")):
         found = [here / name]
     else:
-        found = [path for path in here.glob(f"{name}.*") if path.suffix in _ENDINGS and path.is_file()]
+        found = [path for path in here.glob(f"{name}.*") if path.suffix in _SUFFIXES and path.is_file()]
     for path in found:
         copy_files(FileCopy(source=path, target=Path(path.name), root=here.resolve()), target)
     return bool(found)
 
 
-def _refuse_absent_module(options: Options, *, is_local: bool) -> None:
-    """Refuse a module that neither this folder nor this interpreter has, if it is the one that runs the tests."""
+def _check_module(options: Options, *, is_local: bool) -> None:
+    """Reject a module that is missing in this folder and in this interpreter, if that one runs the tests."""
     if options.module is None or is_local or options.engine != "process" or options.python:
         return
     if importlib.util.find_spec(options.module.partition(".")[0]) is None:
         msg = f"There is no module {options.module}."
-        why = f"Looked in {Path.cwd()}, and among what is installed for {sys.executable}."
-        raise UsageError(msg, why=why, remedy="Go to its folder, or install it; --python names another interpreter.")
+        why = f"It is neither in {Path.cwd()} nor installed for {sys.executable}."
+        raise UsageError(msg, why=why, remedy="Go to its folder, install it, or name another interpreter: --python.")
 
 
 def _expansion(options: Options, python_path: tuple[Path, ...]) -> Expansion:
-    """What a matrix file with one suite and one backend would say."""
+    """The equivalent of a matrix file with one suite and one backend."""
     uses_gpus = (options.device or ("cuda" if options.backend == "nccl" else "cpu")) == "cuda"
     cells = tuple(
         Cell(backend=options.backend, world_size=size, gpu_count=size if uses_gpus else 0, init_method="tcp")
@@ -208,21 +207,21 @@ def _expansion(options: Options, python_path: tuple[Path, ...]) -> Expansion:
 
 
 def _show(folder: Path, options: Options, code: ExitCode) -> ExitCode:
-    """Print the table of a run, and what differs from an earlier one; the exit code by both."""
+    """Print the table of a run and its differences from an earlier one; return the final exit code."""
     from allranks.plugins.conformance.capabilities import changes, is_bad  # noqa: PLC0415 - no other command needs it
-    from allranks.plugins.conformance.capability_tables import TABLE_NAME, as_text, told_changes  # noqa: PLC0415
+    from allranks.plugins.conformance.capability_tables import TABLE_NAME, as_text, change_lines  # noqa: PLC0415
 
     path = folder / TABLE_NAME
     tables = _read(path) if path.is_file() else {}
     if not tables:
         return code
     say(f"\n{as_text(tables)}\n")
-    earlier = options.compare or _newest_of(options.backend, folder.parent.glob(f"*/{TABLE_NAME}"), path)
+    earlier = options.compare or _newest_table(options.backend, folder.parent.glob(f"*/{TABLE_NAME}"), path)
     if earlier:
-        lines = told_changes(changes(_read(earlier), tables))
+        lines = change_lines(changes(_read(earlier), tables))
         say("\n".join([f"{'changes' if lines else 'no change'} since {earlier}", *(f"    {line}" for line in lines)]))
     say(f"table: {path} (and .md)")
-    if code is ExitCode.TESTS_FAILED and not is_bad(tables) and not _has_other_trouble(folder):
+    if code is ExitCode.TESTS_FAILED and not is_bad(tables) and not _has_other_failure(folder):
         return ExitCode.OK
     return code
 
@@ -234,23 +233,22 @@ def _read(path: Path) -> Tables:
         return from_document(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         msg = f"{path} cannot be read."
-        raise UsageError(
-            msg, why=f"{error}.", remedy="Name a conformance.json that this version has written."
-        ) from error
+        remedy = "Name a conformance.json that this version has written."
+        raise UsageError(msg, why=f"{error}.", remedy=remedy) from error
 
 
-def _newest_of(backend: str, paths: Iterable[Path], own: Path) -> Path | None:
-    """The newest table of a backend, besides that of this run."""
+def _newest_table(backend: str, paths: Iterable[Path], own: Path) -> Path | None:
+    """The newest table of a backend, except that of this run."""
     others = [path for path in paths if not path.parent.is_symlink() and path.parent.name != own.parent.name]
-    for path in sorted(others, key=lambda each: each.stat().st_mtime, reverse=True):
+    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(UsageError):
             if backend in _read(path):
                 return path
     return None
 
 
-def _has_other_trouble(folder: Path) -> bool:
-    """Whether something went wrong that is in no table: a job, or a test without tags."""
+def _has_other_failure(folder: Path) -> bool:
+    """Whether a job, or a test without tags, failed, which no table shows."""
     from allranks.report.merging import JSON_NAME  # noqa: PLC0415
 
     report = json.loads((folder / JSON_NAME).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""``allranks conformance``: shows what a backend can do, and what it does wrong."""
+"""The command ``allranks conformance``, and its section of reports."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 @implements
 def allranks_commands() -> Sequence[Command]:
-    """Add the command."""
+    """Add ``conformance``."""
     module = "allranks.plugins.conformance.command"
     return (Command("conformance", module, JUDGES, "show what a backend can do, and what it does wrong"),)
 
 
 @implements
 def allranks_sections() -> "Sequence[SectionMaker]":
-    """Add the table of capabilities to each report: any test can have the marker ``conformance``."""
+    """Add the capability tables to every report: any test can have the marker ``conformance``."""
     from allranks.plugins.conformance.capability_tables import CapabilitySection  # noqa: PLC0415 - only for a report
 
     return (CapabilitySection(),)

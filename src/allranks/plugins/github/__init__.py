@@ -1,1 +1,1 @@
-"""GitHub Actions: groups, annotations, summaries and outputs of steps that run allranks."""
+"""The plug-in ``github``: log groups, annotations, summaries and outputs on GitHub Actions."""

@@ -1,7 +1,7 @@
-"""The log of a run in a step of a workflow: groups, and annotations of what failed.
+"""The log of a run in a step of a workflow: groups, and annotations of failures.
 
-Jobs run side by side, and groups cannot be nested: a job's lines are held back until it ends. All workflow commands but
-our own are switched off: any line of a test could look like one.
+Jobs run concurrently, and groups cannot be nested, so the output of a job is held back until it ends. All workflow
+commands but those of allranks are disabled, because any line that a test prints could look like one.
 """
 
 import posixpath
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final, TextIO
 
 from allranks.errors import AllranksError
-from allranks.plugins.github.refusals import publish
-from allranks.plugins.github.workflow_commands import Commands, error_command, escaped, set_reason, switched_off
+from allranks.plugins.github.command_errors import publish
+from allranks.plugins.github.workflow_commands import Commands, commands_disabled, error_command, escaped, set_reason
 from allranks.protocol.records import Printed, RankEnded
 from allranks.protocol.tracebacks import excerpt
 from allranks.protocol.xml_text import file_of
@@ -31,31 +31,31 @@ class Actions:
     @contextmanager
     def console(self, say: Callable[[str], None], detail: Detail) -> Iterator[Console]:
         """The log of the step."""
-        with switched_off(Commands(say)) as commands:
+        with commands_disabled(Commands(say)) as commands:
             yield ActionsConsole(say, commands, detail)
 
     def untrusted_output(self, say: Callable[[str], None]) -> AbstractContextManager[object]:
-        """Switch all workflow commands off.
+        """Disable all workflow commands.
 
-        Two streams must not do so at a time: their order is lost, and with it the word that ends it.
+        Only one stream may do so at a time: the order of two streams is undefined, and so is which token ends it.
         """
-        return switched_off(Commands(say))
+        return commands_disabled(Commands(say))
 
     @contextmanager
     def show_error(self, error: AllranksError, command: str, stream: TextIO) -> Iterator[None]:
-        """Show it as an annotation and in the summary; what is printed may hold workflow commands again afterwards."""
+        """Show an error as an annotation and in the summary; workflow commands are enabled again afterwards."""
         commands = Commands(lambda line: print(line, file=stream, flush=True))
-        commands.give(publish(error, command))
+        commands.issue(publish(error, command))
         yield
-        commands.switch_on()
+        commands.enable()
 
     def report_cause(self, text: str) -> None:
-        """Keep it for the gate of the workflow, which shows it."""
+        """Set it as an output of the step, which the workflow's required check shows."""
         set_reason(text)
 
 
 _ANNOTATIONS: Final = 10
-"""Annotations that GitHub shows for one step."""
+"""The number of annotations that GitHub shows for one step."""
 
 
 @dataclass(frozen=True)
@@ -67,22 +67,22 @@ class ActionsConsole:
     detail: Detail = "usual"
 
     def watch(self, job_ids: Sequence[str]) -> AbstractContextManager[RunListener]:
-        """Print lines, also about slow tests, and the output of jobs in groups."""
+        """Print events and slow tests as lines, and the output of jobs in groups."""
         listener = ActionsListener(say=self.say, commands=self.commands, detail=self.detail)
         return watching(listener, job_ids, listener.report_progress)
 
     def annotate(self, merged: MergedRun) -> None:
-        """Give the first failures as annotations."""
-        found = merged.failures
-        shown = found if len(found) <= _ANNOTATIONS else found[: _ANNOTATIONS - 1]
+        """Show the first failures as annotations."""
+        failures = merged.failures
+        shown = failures if len(failures) <= _ANNOTATIONS else failures[: _ANNOTATIONS - 1]
         for failure in shown:
-            self.commands.give(annotation(failure, merged.manifest.folder if merged.manifest else ""))
+            self.commands.issue(annotation(failure, merged.manifest.folder if merged.manifest else ""))
         if more := left_out(merged, shown):
-            self.commands.give(error_command(f"{more} more are in the report", title="allranks"))
+            self.commands.issue(error_command(f"{more} more are in the report", title="allranks"))
 
 
 _KEPT: Final = 2000
-"""Most lines of a job's output in its group; the ranks' own logs have all."""
+"""The most lines of a job's output in its group; the ranks' logs have all of them."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -98,7 +98,7 @@ class ActionsListener(RunListener):
             lines.append(f"[rank {printed.rank}] {last_version(printed.line)}")
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
-        """Print the job's output in one group, and how it ended."""
+        """Print the job's output in one group, then its result."""
         with self.lock:
             if lines := self._output.pop(job_id, []):
                 self._group(f"{job_id}: what its ranks printed", lines)
@@ -112,18 +112,18 @@ class ActionsListener(RunListener):
             self._group(f"where rank {ended.rank} {ended.outcome.replace('_', ' ')} in {test}", shown)
 
     def _group(self, title: str, lines: Sequence[str]) -> None:
-        self.commands.give(f"::group::{escaped(title)}")
+        self.commands.issue(f"::group::{escaped(title)}")
         for line in lines:
             self.say(line)
         if len(lines) == _KEPT:
-            self.say("(cut here; the ranks' own logs have all)")
-        self.commands.give("::endgroup::")
+            self.say("(truncated; the ranks' logs have all lines)")
+        self.commands.issue("::endgroup::")
 
 
 def annotation(failure: Failure, folder: str = "") -> str:
-    """The command that has GitHub show a failure with the workflow run, and beside the line that it is in.
+    """The command that makes GitHub show a failure with the workflow run and at the failing line.
 
-    `folder` is that of its matrix file in the repository, which its path is relative to.
+    The path of the failure is relative to `folder`, that of the matrix file in the repository.
     """
     file = posixpath.normpath(posixpath.join(folder, failure.file)) if failure.file else ""
     line = str(failure.line) if file and failure.line else ""

@@ -1,8 +1,8 @@
-"""What a step of a workflow on GitHub tells its runner: commands, its summary and its outputs.
+"""Workflow commands, the summary and the outputs of a step on GitHub.
 
-No text of a test or of a file becomes a command of its own: it is escaped inside a command of ours, and printed only
-while commands are switched off, since the runner obeys any line that looks like one, indented or not, and the older
-form ``##[name]`` anywhere in a line (https://docs.github.com/actions/reference/workflow-commands-for-github-actions).
+Text from tests or files never becomes a command: it is escaped in commands of allranks, and printed only while commands
+are disabled. GitHub's runner executes any line that looks like a command, indented or not, and the older form
+``##[name]`` anywhere in a line (https://docs.github.com/actions/reference/workflow-commands-for-github-actions).
 """
 
 import os
@@ -17,10 +17,10 @@ SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 OUTPUTS: Final = "GITHUB_OUTPUT"
 
 REASON: Final = "reason"
-"""The output of a step that says in one line why it failed, for the jobs that need it."""
+"""The output of a step with the reason why it failed, in one line, for jobs that depend on it."""
 
-_LONGEST: Final = 1000
-"""Characters of an output: a sentence or three, which the gate shows."""
+_MAX_LENGTH: Final = 1000
+"""Characters of an output, which the required check shows."""
 
 
 def is_on_actions(environ: Mapping[str, str] = os.environ) -> bool:
@@ -29,59 +29,59 @@ def is_on_actions(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class Commands:
-    """Gives workflow commands, and has the runner ignore all others."""
+    """Issues workflow commands, and makes the runner ignore all others."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._word = ""
+        self._token = ""
 
-    def switch_off(self) -> None:
-        """Have the runner ignore commands until it reads a token that cannot be guessed."""
-        self._word = os.urandom(16).hex()
-        self._say(f"::stop-commands::{self._word}")
+    def disable(self) -> None:
+        """Make the runner ignore commands until it reads a token that cannot be guessed."""
+        self._token = os.urandom(16).hex()
+        self._say(f"::stop-commands::{self._token}")
 
-    def switch_on(self) -> None:
-        """Have the runner obey commands again."""
-        if self._word:
-            self._say(f"::{self._word}::")
-            self._word = ""
+    def enable(self) -> None:
+        """Make the runner execute commands again."""
+        if self._token:
+            self._say(f"::{self._token}::")
+            self._token = ""
 
-    def give(self, command: str) -> None:
-        """Give one command."""
-        self.switch_on()
+    def issue(self, command: str) -> None:
+        """Issue one command."""
+        self.enable()
         self._say(command)
-        self.switch_off()
+        self.disable()
 
 
 @contextmanager
-def switched_off(commands: Commands) -> Iterator[Commands]:
-    """Have the runner ignore every workflow command in the meantime that is not ours."""
-    commands.switch_off()
+def commands_disabled(commands: Commands) -> Iterator[Commands]:
+    """Make the runner ignore all workflow commands in this block that `commands` does not issue."""
+    commands.disable()
     try:
         yield commands
     finally:
-        commands.switch_on()
+        commands.enable()
 
 
 def error_command(message: str, **properties: str) -> str:
-    """The command that makes an annotation: ``title``, and ``file`` and ``line`` where it belongs into a file."""
-    said = ",".join(f"{name}={escaped(value, ':,')}" for name, value in properties.items() if value)
-    return f"::error {said}::{escaped(message)}"
+    """The command that makes an annotation; the properties are ``title``, ``file`` and ``line``."""
+    attributes = ",".join(f"{name}={escaped(value, ':,')}" for name, value in properties.items() if value)
+    return f"::error {attributes}::{escaped(message)}"
 
 
 def escaped(text: str, also: str = "") -> str:
     """The text, escaped so that it cannot end a workflow command."""
-    return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{also}" else sign for sign in text)
+    return "".join(f"%{ord(char):02X}" if char in f"%\r\n{also}" else char for char in text)
 
 
 def add_summary(markdown: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Add a section to the step's summary; one that cannot be written must not hide what it is about."""
+    """Add a section to the step's summary; errors are ignored, so that they do not hide the error that it reports."""
     _append(environ.get(SUMMARY, ""), f"{markdown.rstrip()}\n\n")
 
 
 def set_reason(text: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Set the step's output ``reason``, in one line; without a file for outputs nothing is set."""
-    line = clipped(printable(" ".join(text.split())), _LONGEST)
+    """Set the step's output ``reason``, in one line."""
+    line = clipped(printable(" ".join(text.split())), _MAX_LENGTH)
     _append(environ.get(OUTPUTS, ""), f"{REASON}={line}\n")
 
 

@@ -1,1 +1,1 @@
-"""The plug-in ``history``: reads the reports of earlier runs, and records what became of each test."""
+"""The plug-in ``history``: records and compares the outcomes of earlier runs."""

@@ -1,4 +1,4 @@
-"""``allranks history``: what became of a test over runs and cells, and what the newest run changed."""
+"""``allranks history``: the outcomes of a test over runs and cells, and the changes of the newest run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from allranks.cli.options import json_option, matrix_option
 from allranks.cli.parser import CommandOptions, option, whole, writable_file
 from allranks.cli.printing import iso_time, say, say_json
 from allranks.errors import ExitCode, UsageError, counted
-from allranks.plugins.history.hooks import file_of, matrix_here
+from allranks.plugins.history.hooks import history_file, matrix_here
 from allranks.protocol.xml_text import readable
 from allranks.report.status import Status
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SHOWN_RUNS = 60
 _SHOWN_TESTS = 50
-_ELSEWHERE = "."
+_NO_JOB = "."
 
 
 _SHOW = "what to show"
@@ -48,20 +48,20 @@ class Options(CommandOptions):
 
 
 def run(options: Options) -> ExitCode:
-    """Show a test, or what the newest run changed."""
-    path = options.history or file_of(matrix_here(options.matrix))
+    """Print a test, or the changes of the newest run."""
+    path = options.history or history_file(matrix_here(options.matrix))
     if path is None:
-        msg = "No history is named."
-        raise UsageError(msg, remedy="Name its file: --history FILE. Or write [history] into the matrix file.")
+        msg = "There is no history: --history is missing, and the matrix file has no [history]."
+        raise UsageError(msg, remedy="Name a file, --history FILE, or add [history] to the matrix file.")
     if options.test is None:
-        _say_overview(path, options)
+        _print_overview(path, options)
         return ExitCode.OK
     with _opened(path) as history:
         runs, lines = history.lookup(options.test, options.runs)
     if options.json:
         say_json(file=str(path), runs=list(map(_run, runs)), tests=list(map(_line, lines)))
     else:
-        _say_lines(runs, lines)
+        _print_tests(runs, lines)
     return ExitCode.OK
 
 
@@ -75,40 +75,40 @@ def _opened(path: Path) -> "Iterator[History]":
             yield History(database)
     except HistoryError as error:
         msg = f"{path} cannot be read as a history: it {error}."
-        remedy = "A run with [history] in the matrix file, or `allranks report DIR --history FILE`, makes one."
+        remedy = "Run with [history] in the matrix file, or `allranks report DIR --history FILE`, to make one."
         raise UsageError(msg, remedy=remedy) from error
 
 
-def _say_overview(path: Path, options: Options) -> None:
+def _print_overview(path: Path, options: Options) -> None:
     with _opened(path) as history:
         newest, counts, size = history.newest(path), history.counts(), path.stat().st_size
     if options.json:
         runs, tests = list(map(_run, history.runs)), newest.as_object()["tests"]
         say_json(file=str(path), size=size, runs=runs, counts=counts, newest=tests)
         return
-    say(f"{path}: {counted(newest.runs, 'run')}, {_told(history.runs[0])} to {_told(history.runs[-1])}")
+    say(f"{path}: {counted(newest.runs, 'run')}, {_run_title(history.runs[0])} to {_run_title(history.runs[-1])}")
     say(f"{counted(counts['tests'], 'test')} in {counted(counts['cells'], 'cell')}, {size / 1e6:.1f} MB")
     say(f"History: {newest.headline}.")
     for line in newest.lines(_SHOWN_TESTS):
         say(readable(line))
 
 
-def _say_lines(runs: "Sequence[RecordedRun]", lines: "Sequence[TestLine]") -> None:
-    say(f"{counted(len(runs), 'run')}, oldest first: {_told(runs[0])} to {_told(runs[-1])}")
-    width = max((len(line.place.cell_id) for line in lines), default=0)
+def _print_tests(runs: "Sequence[RecordedRun]", lines: "Sequence[TestLine]") -> None:
+    say(f"{counted(len(runs), 'run')}, oldest first: {_run_title(runs[0])} to {_run_title(runs[-1])}")
+    width = max((len(line.test.cell_id) for line in lines), default=0)
     shown = None
     for line in lines:
-        place = line.place
-        if shown != (shown := place.test):
-            say(f"\n{readable(place.nodeid)} ({readable(place.suite_name)})")
-        letters = "".join(each.status if each else _ELSEWHERE for each in line.statuses)
-        past = readable(line.past.text) if line.past else ""
-        say(f"  {readable(place.cell_id):<{width}}  {letters}  {past}".rstrip())
-    legend = ", ".join(f"{each} {each.word}" for each in Status if each is each.without_policy)
+        test = line.test
+        if shown != (shown := test.test):
+            say(f"\n{readable(test.nodeid)} ({readable(test.suite_name)})")
+        letters = "".join(recorded.status if recorded else _NO_JOB for recorded in line.statuses)
+        trend = readable(line.trend.text) if line.trend else ""
+        say(f"  {readable(test.cell_id):<{width}}  {letters}  {trend}".rstrip())
+    legend = ", ".join(f"{status} {status.word}" for status in Status if status is status.without_policy)
     say(f"\n{legend}, . the run did not have this job" if lines else "It has no outcome in these runs.")
 
 
-def _told(run: "RecordedRun") -> str:
+def _run_title(run: "RecordedRun") -> str:
     return f"{readable(run.id)} ({iso_time(run.started)})"
 
 
@@ -118,11 +118,11 @@ def _run(run: "RecordedRun") -> Mapping[str, str]:
 
 def _line(line: "TestLine") -> Mapping[str, object]:
     return {
-        "cell": line.place.cell_id,
-        "suite": line.place.suite_name,
-        "test": line.place.nodeid,
-        "outcomes": [each and each.status for each in line.statuses],
-        "ranks": [each and (each.ranks or None) for each in line.statuses],
-        "trend": line.past.trend.value if line.past else None,
-        "text": line.past.text if line.past else "",
+        "cell": line.test.cell_id,
+        "suite": line.test.suite_name,
+        "test": line.test.nodeid,
+        "outcomes": [recorded and recorded.status for recorded in line.statuses],
+        "ranks": [recorded and (recorded.ranks or None) for recorded in line.statuses],
+        "trend": line.trend.trend.value if line.trend else None,
+        "text": line.trend.text if line.trend else "",
     }

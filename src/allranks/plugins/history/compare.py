@@ -1,4 +1,4 @@
-"""``allranks compare``: what differs between two runs, two versions of torch, or two cells."""
+"""``allranks compare``: prints the differences between two runs, two versions of torch, or two cells."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Options(CommandOptions):
     a: str = option(
         "A",
         _PAIR,
-        "a run: its folder, report.json or junit.xml; or part of one: torch=2.13.0, or a cell's id or beginning",
+        "a run: its folder, report.json or junit.xml; or part of one: torch=2.13.0, or a cell's id or a prefix of it",
     )
     b: str = option("B", _PAIR, "the same, compared with A")
     inside: Path | None = option(
@@ -71,9 +71,8 @@ def _sides(options: Options) -> "tuple[Sequence[ComparedJob], Sequence[ComparedJ
         for path in (a, b):
             if not path.exists():
                 msg = f"There is no run {path}."
-                raise UsageError(
-                    msg, remedy="Give two runs; or two parts of one, as in `compare torch=2.13.0 torch=2.14.1`."
-                )
+                remedy = "Give two runs, or two parts of one, as in `compare torch=2.13.0 torch=2.14.1`."
+                raise UsageError(msg, remedy=remedy)
         return read_jobs_of(a), read_jobs_of(b)
     run = options.inside or newest_run()
     if not run.exists():
@@ -84,11 +83,11 @@ def _sides(options: Options) -> "tuple[Sequence[ComparedJob], Sequence[ComparedJ
 
 
 def _part(jobs: "Sequence[ComparedJob]", text: str, run: Path) -> "Sequence[ComparedJob]":
-    """The jobs of a run in cells with these values on axes, or with an id that is or begins so."""
+    """The jobs of a run in cells with these values on axes, or with this id or prefix of an id."""
     if "=" in text:
         pairs = [pair.partition("=") for pair in text.split(",")]
-        wanted = {axis.strip(): value.strip() for axis, _, value in pairs}
-        found = [job for job in jobs if all(job.axes.get(axis) == value for axis, value in wanted.items())]
+        axes = {axis.strip(): value.strip() for axis, _, value in pairs}
+        found = [job for job in jobs if all(job.axes.get(axis) == value for axis, value in axes.items())]
     else:
         found = [job for job in jobs if job.cell == text or job.cell.startswith(f"{text}-")]
     if not found:
@@ -108,8 +107,8 @@ _WORDS = {
     "missing": "is missing in B",
     "skipped": "is skipped in B",
     "flaky": "is flaky in B",
-    "other": "goes wrong differently",
-    "fixed": "is good in B",
+    "other": "fails differently in B",
+    "fixed": "is fixed in B",
     "runs": "runs in B, and was skipped",
     "added": "is only in B",
 }
@@ -123,9 +122,9 @@ def _say(found: "Sequence[DifferentTest]", code: ExitCode) -> None:
         if own:
             say(f"{_WORDS[kind.value]} ({len(own)}):")
         for test in own[:_SHOWN]:
-            say(f"  {readable(test.nodeid)} ({readable(test.place)})")
-            if told := test.after.message if kind.is_worse else "":
-                say(f"      {readable(told)}")
+            say(f"  {readable(test.nodeid)} ({readable(test.job)})")
+            if kind.is_worse and test.after.message:
+                say(f"      {readable(test.after.message)}")
         if len(own) > _SHOWN:
             say(f"  and {len(own) - _SHOWN} more: --json has all of them")
     if not found:
@@ -134,12 +133,12 @@ def _say(found: "Sequence[DifferentTest]", code: ExitCode) -> None:
 
 
 def _object(test: "DifferentTest") -> Mapping[str, object]:
-    one, other = test.cells
+    cell_a, cell_b = test.cells
     return {
         "difference": test.kind.value,
         "worse": test.kind.is_worse,
-        "cell_a": one,
-        "cell_b": other,
+        "cell_a": cell_a,
+        "cell_b": cell_b,
         "suite": test.suite,
         "test": test.nodeid,
         "a": test.before.status,

@@ -1,4 +1,4 @@
-"""Tests whose outcomes differ between two runs, or between two parts of one."""
+"""Finds the tests whose outcomes differ between two runs, or between two parts of one run."""
 
 import json
 import re
@@ -40,12 +40,11 @@ class Difference(StrEnum):
 
     @property
     def is_worse(self) -> bool:
-        """True if B fails, lacks or skips what A did not."""
         return self in {Difference.FAILS, Difference.MISSING, Difference.SKIPPED}
 
 
 class ComparedOutcome(NamedTuple):
-    """An outcome, however skips are read, and the first line of its message."""
+    """An outcome, independent of the policy for skips, and the first line of its message."""
 
     status: Status
     message: str = ""
@@ -59,7 +58,7 @@ class ComparedJob:
     suite: str
     axes: Mapping[str, str] = field(default_factory=dict)  # empty if unknown
     tests: Mapping[str, ComparedOutcome]
-    notes: tuple[str, ...] = ()  # remarks on what was read
+    notes: tuple[str, ...] = ()  # about the input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,83 +66,83 @@ class DifferentTest:
     """A test that differs."""
 
     kind: Difference
-    cells: tuple[str | None, str | None]  # its cell in A and in B; None where there is none
+    cells: tuple[str | None, str | None]  # its cell in A and in B; None if the job is missing there
     suite: str
     nodeid: str
     before: ComparedOutcome
     after: ComparedOutcome
 
     @property
-    def place(self) -> str:
+    def job(self) -> str:
         """Cells and suite, as reports name them."""
-        one, other = self.cells
-        cells = f"{one} → {other}" if one and other and one != other else other or one
+        a, b = self.cells
+        cells = f"{a} → {b}" if a and b and a != b else b or a
         return f"{cells} / {self.suite}" if cells else self.suite
 
 
-_NONE: Final = ComparedOutcome(Status.ABSENT)
+_ABSENT: Final = ComparedOutcome(Status.ABSENT)
 _WORST_FIRST: Final = tuple(Status)
-_OF_ALL: Final = frozenset({"allranks::manifest", "allranks::report"})  # errors that are of no job
+_RUN_ERRORS: Final = frozenset({"allranks::manifest", "allranks::report"})  # errors that belong to no job
 
 
 def compare(before: Iterable[ComparedJob], after: Iterable[ComparedJob]) -> Iterator[DifferentTest]:
-    """The tests that differ, job by job; jobs are matched by suite, and by the axes that are not compared."""
+    """The tests that differ, job by job; jobs match if their suites and the values on all other axes are equal."""
     sides = list(before), list(after)
     compared = _compared_axes(*sides)
-    one, other = (_by_key(jobs, compared, sides) for jobs in sides)
-    for key in dict.fromkeys((*one, *other)):
-        yield from _compare_jobs(one.get(key), other.get(key))
+    a, b = (_by_key(jobs, compared, sides) for jobs in sides)
+    for key in dict.fromkeys((*a, *b)):
+        yield from _compare_jobs(a.get(key), b.get(key))
 
 
-def _compared_axes(one: Sequence[ComparedJob], other: Sequence[ComparedJob]) -> frozenset[str]:
-    """The axes that have one value in each side, and not the same."""
-    axes = {axis for job in (*one, *other) for axis in job.axes}
-    values = {axis: [{job.axes.get(axis) for job in side} for side in (one, other)] for axis in axes}
-    return frozenset(axis for axis, (a, b) in values.items() if len(a) == len(b) == 1 and a != b)
+def _compared_axes(a: Sequence[ComparedJob], b: Sequence[ComparedJob]) -> frozenset[str]:
+    """The axes that have a single value on each side, and different ones."""
+    axes = {axis for job in (*a, *b) for axis in job.axes}
+    values = {axis: [{job.axes.get(axis) for job in side} for side in (a, b)] for axis in axes}
+    return frozenset(axis for axis, (one, other) in values.items() if len(one) == len(other) == 1 and one != other)
 
 
 def _by_key(
     jobs: Iterable[ComparedJob], compared: frozenset[str], sides: tuple[list[ComparedJob], list[ComparedJob]]
 ) -> dict[object, ComparedJob]:
-    """The jobs of a side, the shards of a suite put together."""
+    """The jobs of a side, with the shards of a suite merged."""
     by_axes = all(job.axes for side in sides for job in side)
     are_cells = all(len({job.cell for job in side}) == 1 for side in sides)
     found: dict[object, ComparedJob] = {}
     for job in jobs:
-        place = () if are_cells else tuple(sorted((a, v) for a, v in job.axes.items() if a not in compared))
-        key = (place if by_axes or are_cells else job.cell, job.suite)
+        axes = () if are_cells else tuple(sorted((a, v) for a, v in job.axes.items() if a not in compared))
+        key = (axes if by_axes or are_cells else job.cell, job.suite)
         known = found.get(key)
-        tests = together([*known.tests.items(), *job.tests.items()]) if known else job.tests
+        tests = worst_outcomes([*known.tests.items(), *job.tests.items()]) if known else job.tests
         found[key] = replace(job, tests=tests)
     return found
 
 
-def together(outcomes: Iterable[tuple[str, ComparedOutcome]]) -> dict[str, ComparedOutcome]:
-    """Outcomes by node id: of several under one id the worst, whatever their order."""
-    found: dict[str, ComparedOutcome] = {}
+def worst_outcomes(outcomes: Iterable[tuple[str, ComparedOutcome]]) -> dict[str, ComparedOutcome]:
+    """The worst outcome of each node id."""
+    worst: dict[str, ComparedOutcome] = {}
     for nodeid, outcome in outcomes:
-        found[nodeid] = min(outcome, found.get(nodeid, outcome), key=lambda each: _WORST_FIRST.index(each.status))
-    return found
+        worst[nodeid] = min(outcome, worst.get(nodeid, outcome), key=lambda found: _WORST_FIRST.index(found.status))
+    return worst
 
 
-def _compare_jobs(one: ComparedJob | None, other: ComparedJob | None) -> Iterator[DifferentTest]:
-    there, here = one.tests if one else {}, other.tests if other else {}
-    job = other or one
-    for nodeid in dict.fromkeys((*there, *here)):
-        before, after = there.get(nodeid) or _absent(nodeid, one), here.get(nodeid) or _absent(nodeid, other)
+def _compare_jobs(a: ComparedJob | None, b: ComparedJob | None) -> Iterator[DifferentTest]:
+    job = b or a
+    tests_a, tests_b = a.tests if a else {}, b.tests if b else {}
+    for nodeid in dict.fromkeys((*tests_a, *tests_b)):
+        before, after = tests_a.get(nodeid) or _absent(nodeid, a), tests_b.get(nodeid) or _absent(nodeid, b)
         if job and (kind := difference(before.status, after.status)):
-            cells = (one.cell if one else None, other.cell if other else None)
+            cells = (a.cell if a else None, b.cell if b else None)
             yield DifferentTest(kind=kind, cells=cells, suite=job.suite, nodeid=nodeid, before=before, after=after)
 
 
 def _absent(nodeid: str, job: ComparedJob | None) -> ComparedOutcome:
-    """The outcome of what a side lacks: an error that is of no test is over where it is absent."""
-    is_error = nodeid.startswith("allranks::") and (job is not None or nodeid in _OF_ALL)
-    return ComparedOutcome(Status.PASSED) if is_error else _NONE
+    """The outcome of a test that a side lacks; a missing error of a job or run means that it passed."""
+    is_error = nodeid.startswith("allranks::") and (job is not None or nodeid in _RUN_ERRORS)
+    return ComparedOutcome(Status.PASSED) if is_error else _ABSENT
 
 
 def difference(before: Status, after: Status) -> Difference | None:
-    """How two outcomes differ; None if they do not."""
+    """How two outcomes differ; None if they are the same."""
     match before, after:
         case _ if before is after:
             kind = None
@@ -166,7 +165,7 @@ def difference(before: Status, after: Status) -> Difference | None:
 
 _MESSAGE = 300
 _TIME = re.compile(r"-[0-9]{14}$")
-"""What xmlrunner puts to the end of a suite's name, another one in each run."""
+"""The time that xmlrunner appends to the name of a suite."""
 
 
 def read_jobs_of(path: Path) -> list[ComparedJob]:
@@ -179,17 +178,17 @@ def read_jobs_of(path: Path) -> list[ComparedJob]:
         raise _unreadable(path, error.why, error.remedy) from error
     if any(job.tests for job in jobs):
         return jobs
-    raise _unreadable(path, "there is no result in it")
+    raise _unreadable(path, "it has no results")
 
 
 def _from_folder(folder: Path) -> Iterator[ComparedJob]:
     gathered = gather(folder)
     if gathered.attempts or gathered.manifest:
-        told = gathered.manifest.policy if gathered.manifest else JudgingPolicy()
-        setting = VerdictPolicy(skip=told.skip or "skip", mixed_skip=told.mixed_skip)
-        for suite in account(gathered, setting):
+        recorded = gathered.manifest.policy if gathered.manifest else JudgingPolicy()
+        policy = VerdictPolicy(skip=recorded.skip or "skip", mixed_skip=recorded.mixed_skip)
+        for suite in account(gathered, policy):
             job = _from_suite(suite)
-            if not gathered.is_own:  # a cell may have the folder's own name, which is another one in each run
+            if not gathered.is_own:  # a cell may be named after the folder, whose name differs in each run
                 job = replace(job, cell="" if job.cell == folder.name else job.cell, notes=suite.notes)
             yield job
     else:
@@ -217,14 +216,14 @@ def _from_suite(suite: CellSuite) -> ComparedJob:
 def _job(
     cell: str, suite: str, axes: Mapping[str, str | int], tests: Iterable[tuple[str, Status, str]], *notes: str
 ) -> ComparedJob:
-    """A job from its tests: node id, status and message of each."""
+    """A job from the node ids, statuses and messages of its tests."""
     outcomes = (
         (nodeid, ComparedOutcome(status.without_policy, cut(first_line(message), _MESSAGE)))
         for nodeid, status, message in tests
         if status is not Status.ABSENT
     )
     texts = {axis: str(value) for axis, value in axes.items()}
-    return ComparedJob(cell=cell, suite=_TIME.sub("", suite), axes=texts, tests=together(outcomes), notes=notes)
+    return ComparedJob(cell=cell, suite=_TIME.sub("", suite), axes=texts, tests=worst_outcomes(outcomes), notes=notes)
 
 
 def _from_file(path: Path) -> Iterator[ComparedJob]:
@@ -264,7 +263,7 @@ class _Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    """What is read of a report.json."""
+    """The part of a report.json that is read."""
 
     suites: tuple[_Suite, ...]
 
@@ -292,20 +291,19 @@ def _from_xml(path: Path) -> Iterator[ComparedJob]:
 
 
 class _Jobs(JUnitReader):
-    """Reads the outcomes of a JUnit report, each suite as a job; ``name`` is that of a suite without one."""
+    """Reads the outcomes of a JUnit report, each suite as a job; ``name`` is used for suites without a name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.jobs: list[ComparedJob] = []  # those that have ended since these were cleared
+        self.jobs: list[ComparedJob] = []  # completed, but not yet consumed
         self._name = name
         self._tests: dict[Suite, list[tuple[str, Status, str]]] = {}
 
     def add_case(self, case: Mapping[str, str], _: float, details: CaseDetails | None) -> None:
-        """Add a testcase to its suite."""
         self._tests.setdefault(self.suites[-1], []).append(_outcome(case, details or CaseDetails()))
 
     def end_suite(self, suite: Suite) -> None:
-        """Make a job of a suite that has testcases of its own."""
+        """Turn a suite with testcases of its own into a job."""
         if tests := self._tests.pop(suite, []):
             facts = {name.removeprefix("allranks."): value for name, value in suite.properties.items()}
             axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
@@ -314,11 +312,11 @@ class _Jobs(JUnitReader):
 
 
 def _outcome(case: Mapping[str, str], details: CaseDetails) -> tuple[str, Status, str]:
-    """Node id, status and message of a testcase, as where ranks' XML is merged."""
-    said = details.properties
-    nodeid = said.get("allranks.nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
+    """Node id, status and message of a testcase, as for merged XML of ranks."""
+    facts = details.properties
+    nodeid = facts.get("allranks.nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
     outcome, message, _ = details.worst
-    is_of_job = said.get("allranks.rule") == str(VerdictRule.JOB.value)
-    rule = VerdictRule.SKIPPED if "allranks.skip_but_pass" in said else VerdictRule.PASSED
-    verdict = Verdict(kind=kind_of(outcome), rule=VerdictRule.JOB if is_of_job else rule, executed=not is_of_job)
-    return nodeid, status_of(verdict, has_earlier=bool(details.reruns) or "allranks.earlier" in said), message
+    is_job_error = facts.get("allranks.rule") == str(VerdictRule.JOB.value)
+    rule = VerdictRule.SKIPPED if "allranks.skip_but_pass" in facts else VerdictRule.PASSED
+    verdict = Verdict(kind=kind_of(outcome), rule=VerdictRule.JOB if is_job_error else rule, executed=not is_job_error)
+    return nodeid, status_of(verdict, has_earlier=bool(details.reruns) or "allranks.earlier" in facts), message

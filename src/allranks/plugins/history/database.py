@@ -1,6 +1,6 @@
-"""The history as a SQLite file: opened, recognized, locked, and refused in one sentence.
+"""The history as a SQLite file: opens, checks and locks it, and reports any problem in one sentence.
 
-A write is one transaction: a process that is killed in its middle leaves the file as it was, and a second one waits.
+A write is one transaction: a process that is killed in the middle leaves the file unchanged, and others wait.
 """
 
 import os
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     import sqlite3
 
 SCHEMA: Final = 3
-"""``user_version`` of the file; a file of another one is not touched."""
+"""``user_version`` of the file; files of other versions are not touched."""
 
 APPLICATION: Final = 0x616C6C72
-"""``application_id`` of the file, by which it is told from other databases."""
+"""``application_id`` of the file, which distinguishes it from other databases."""
 
-PATIENCE: Final = 30.0
+LOCK_TIMEOUT: Final = 30.0
 """Seconds to wait for another process that writes."""
 
-# A run's number is the second in which it started, so numbers are in the order of time. A row of `change` says that the
-# status of a test in a cell is this one from this run on; before its first row, a test has no outcome. `job` has the
-# suites that each run had in each cell. `kept` has the number of runs that stay, once a matrix file has said it.
+# A run's number is the second in which it started, so numbers are in chronological order. A row of `change` gives the
+# status of a test in a cell from this run on; before its first row, a test has no outcome. `job` has the suites that
+# each run had in each cell. `kept` has the number of runs to keep, if a matrix file has set it.
 _TABLES: Final = """
 CREATE TABLE run (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE);
 CREATE TABLE cell (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE);
@@ -45,16 +45,17 @@ _STATEMENTS: Final = tuple(map(str.strip, _TABLES.split(";")))
 
 
 class HistoryError(Exception):
-    """A history cannot be used; the message ends a sentence that begins with the file."""
+    """A history cannot be used; the message completes a sentence that begins with the file."""
 
 
 @contextmanager
-def written(path: Path, patience: float = PATIENCE) -> Iterator["sqlite3.Connection"]:
-    """A transaction that writes: all of it, or nothing. The file is made if there is none.
+def written(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator["sqlite3.Connection"]:
+    """A write transaction; the file is created if necessary.
 
-    A file that is no history of this version, is damaged, or cannot be written is a HistoryError.
+    Raises:
+        HistoryError: The file is not a history of this version, is damaged, or cannot be written.
     """
-    with _connected(path, "rwc", patience) as database:
+    with _connected(path, "rwc", timeout) as database:
         database.execute("BEGIN IMMEDIATE")
         if not _is_ours(database):
             for statement in _STATEMENTS:
@@ -66,13 +67,17 @@ def written(path: Path, patience: float = PATIENCE) -> Iterator["sqlite3.Connect
 
 
 @contextmanager
-def read(path: Path, patience: float = PATIENCE) -> Iterator["sqlite3.Connection"]:
-    """A view of the file that no other process changes; HistoryError as for :func:`written`, and if there is none."""
+def read(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator["sqlite3.Connection"]:
+    """A read transaction.
+
+    Raises:
+        HistoryError: The file is not a history of this version, is missing, damaged, or cannot be read.
+    """
     if not os.path.lexists(path):
         msg = "does not exist"
         raise HistoryError(msg)
-    # Writable where the file is: the journal of a process that was killed is rolled back by whoever comes next.
-    with _connected(path, "rw" if os.access(path, os.W_OK) else "ro", patience) as database:
+    # Writable if possible, because the next reader rolls back the journal of a killed process.
+    with _connected(path, "rw" if os.access(path, os.W_OK) else "ro", timeout) as database:
         database.execute("BEGIN")
         if not _is_ours(database):
             msg = "has no run yet"
@@ -86,9 +91,10 @@ Values = Mapping[str, int | str]
 def rows(
     database: "sqlite3.Connection", query: str, kinds: tuple[type, ...], values: Values | None = None
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows that a query finds; HistoryError if a value is not of its column's kind: SQLite takes any in any column.
+    """The rows that a query finds. If the first column is a number, it is in the range of ``datetime``.
 
-    If the first column is a number, it is within the moments that ``datetime`` knows.
+    Raises:
+        HistoryError: A value does not have its column's type, which SQLite does not enforce.
     """
     for row in database.execute(query, values or {}):
         if tuple(map(type, row)) != kinds or (kinds[0] is int and not 0 <= row[0] <= LAST_MOMENT):
@@ -98,9 +104,9 @@ def rows(
 
 
 @contextmanager
-def _connected(path: Path, mode: str, patience: float) -> Iterator["sqlite3.Connection"]:
+def _connected(path: Path, mode: str, timeout: float) -> Iterator["sqlite3.Connection"]:
     try:
-        import sqlite3  # noqa: PLC0415 - a Python may have been built without it, and has to merge all the same
+        import sqlite3  # noqa: PLC0415 - a Python that was built without it has to merge as well
     except ImportError as error:
         msg = f"needs the module sqlite3, which this Python does not have ({error})"
         raise HistoryError(msg) from error
@@ -109,16 +115,16 @@ def _connected(path: Path, mode: str, patience: float) -> Iterator["sqlite3.Conn
             msg = "is not a regular file"
             raise HistoryError(msg)
         address = f"{path.absolute().as_uri()}?mode={mode}"
-        with closing(sqlite3.connect(address, uri=True, timeout=patience, isolation_level=None)) as database:
+        with closing(sqlite3.connect(address, uri=True, timeout=timeout, isolation_level=None)) as database:
             yield database
-    except (sqlite3.ProgrammingError, sqlite3.InterfaceError):  # a bug of ours, and no fault of the file
+    except (sqlite3.ProgrammingError, sqlite3.InterfaceError):  # a bug in this plug-in, not a problem of the file
         raise
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR":  # so is SQL that is wrong
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR":  # invalid SQL is a bug as well
             raise
-        raise HistoryError(_said(error, patience)) from error
+        raise HistoryError(_problem(error, timeout)) from error
     except UnicodeDecodeError as error:  # in a message of SQLite
-        msg = "is damaged (it has bytes that are no text)"
+        msg = "is damaged (it has bytes that are not text)"
         raise HistoryError(msg) from error
     except OSError as error:
         msg = f"cannot be read ({error.strerror or error})"
@@ -126,7 +132,11 @@ def _connected(path: Path, mode: str, patience: float) -> Iterator["sqlite3.Conn
 
 
 def _is_ours(database: "sqlite3.Connection") -> bool:
-    """False if the file has nothing in it yet; HistoryError if another program or version wrote it."""
+    """False if the file is still empty.
+
+    Raises:
+        HistoryError: Another program or version wrote it, or its tables are damaged.
+    """
     [application], [schema] = (
         database.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
     )
@@ -138,17 +148,17 @@ def _is_ours(database: "sqlite3.Connection") -> bool:
     elif schema != SCHEMA:
         msg = f"is {other_schema(schema, SCHEMA)}"
     elif set(tables) != set(_STATEMENTS):
-        msg = "is damaged (its tables are not those of a history)"  # a view could be without end
+        msg = "is damaged (its tables are not those of a history)"  # a view could have endless rows
     else:
         return True
     raise HistoryError(msg)
 
 
-def _said(error: "sqlite3.Error", patience: float) -> str:
+def _problem(error: "sqlite3.Error", timeout: float) -> str:
     name = getattr(error, "sqlite_errorname", "")  # SQLITE_BUSY_SNAPSHOT is one kind of SQLITE_BUSY
     match "_".join(name.split("_")[:2]):
         case "SQLITE_BUSY" | "SQLITE_LOCKED":
-            return f"has been locked by another process for {patience:g} s"
+            return f"has been locked by another process for {timeout:g} s"
         case "SQLITE_NOTADB":
             return "is not a history"
         case "SQLITE_CORRUPT" | "SQLITE_MISMATCH" | "SQLITE_CONSTRAINT":

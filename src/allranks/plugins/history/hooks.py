@@ -1,4 +1,4 @@
-"""``allranks history``, ``compare`` and ``show``, and the record of what became of each test in earlier runs."""
+"""``allranks history``, ``compare`` and ``show``, and the recording of runs in a history."""
 
 import os
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _COMPARE_CODES = {**CAN_FAIL, ExitCode.OK: "B is not worse than A", ExitCode.TES
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryOptions:
-    """What ``allranks report`` has of this plug-in."""
+    """The options that this plug-in adds to ``allranks report``."""
 
     history: Path | None = option(
         "--history FILE",
@@ -35,13 +35,13 @@ class HistoryOptions:
     )
 
 
-def file_of(matrix: "Matrix | None") -> Path | None:
-    """The file of a matrix file's history; None without ``[history]``."""
+def history_file(matrix: "Matrix | None") -> Path | None:
+    """The file with a matrix's history; None without ``[history]``."""
     return matrix.root / HISTORY_FILE if matrix and "history" in matrix.tables else None
 
 
 def matrix_here(path: Path | None = None) -> "Matrix | None":
-    """The matrix at a path, or that of this folder or of the nearest parent that has one; None if it cannot be read."""
+    """The matrix at a path, or the nearest one in this folder and its parents; None if it cannot be read."""
     from allranks.matrix.declaration import find_matrix, load  # noqa: PLC0415 - hooks are imported by many commands
 
     with suppress(AllranksError):
@@ -51,7 +51,7 @@ def matrix_here(path: Path | None = None) -> "Matrix | None":
 
 @implements
 def allranks_commands() -> Sequence[Command]:
-    """Add the three commands."""
+    """Add ``history``, ``compare`` and ``show``."""
     package = "allranks.plugins.history"
     return (
         Command("history", f"{package}.command", CAN_FAIL, "show the outcomes of a test over runs and cells"),
@@ -62,29 +62,29 @@ def allranks_commands() -> Sequence[Command]:
 
 @implements
 def allranks_options(command: str) -> type | None:
-    """Add ``--history`` to ``report``; runs have it in the matrix file."""
+    """Add ``--history`` to ``report``; for runs, the matrix file decides."""
     return HistoryOptions if command == "report" else None
 
 
 @implements
 def allranks_sections(options: "CommandOptions", matrix: "Matrix | None") -> "Sequence[SectionMaker]":
-    """Record a report in the file that the command line names, and a run in that of the matrix file."""
+    """Record a merged report in the file that the command line names, and a run in the matrix's file."""
     given = options.added.get(HistoryOptions)
     path = given.history if given else None
-    # The parts of a run on several machines are recorded where they are merged; repetitions of a test are no run.
+    # A run on several machines is recorded when its parts are merged; repetitions of a test are not recorded.
     if matrix and not os.environ.get(PACK_VARIABLE) and "stress" not in getattr(options, "plugins", ()):
-        path = file_of(matrix)
+        path = history_file(matrix)
     if path is None:
         return ()
     from allranks.plugins.history.recorder import HistoryRecorder  # noqa: PLC0415 - only for a report
 
     matrix = matrix or matrix_here()  # a merge has none
-    return (HistoryRecorder(path, keep=_kept_in(path, matrix)),)
+    return (HistoryRecorder(path, keep=_runs_to_keep(path, matrix)),)
 
 
-def _kept_in(path: Path, matrix: "Matrix | None") -> int | None:
-    """How many runs the matrix file says are kept in a history; None if it is not the history of this matrix file."""
-    own = file_of(matrix)
+def _runs_to_keep(path: Path, matrix: "Matrix | None") -> int | None:
+    """The number of runs to keep in a history; None if it is not the history of this matrix."""
+    own = history_file(matrix)
     if matrix is None or own is None or os.path.realpath(path) != os.path.realpath(own):
         return None
     table: History = matrix.tables["history"]

@@ -1,7 +1,7 @@
-"""Takes the outcomes of a run while it is merged, and adds them to a history.
+"""Collects the outcomes of a run while it is merged, and adds them to a history.
 
-The file may be missing, locked or damaged. The report does not depend on it: whatever is wrong with the file
-becomes one sentence.
+The file may be missing, locked or damaged. Such a problem becomes one sentence of the report, which does not depend on
+the file.
 """
 
 import re
@@ -12,8 +12,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from allranks.plugins.history.changes import MANY, RunStatuses, record
-from allranks.plugins.history.database import PATIENCE, HistoryError, written
+from allranks.plugins.history.changes import MANY, StatusesByJob, record
+from allranks.plugins.history.database import LOCK_TIMEOUT, HistoryError, written
 from allranks.plugins.history.trends import History, RunHistory
 from allranks.protocol.outcomes import numbers
 from allranks.report.judged import MANIFEST_PLACE, CellSuite, MergedRun
@@ -25,10 +25,10 @@ from allranks.report.summary import FAILURES, LISTED, markdown, shorten
 from allranks.report.untrusted import LAST_MOMENT
 
 _MOST_RANKS: Final = 8
-"""Ranks that a status names: more are no trait of a test."""
+"""The most ranks that a status names: more of them do not characterize a test."""
 
-SHOWN_PASTS: Final = 500
-"""Tests that the page lists with their past."""
+SHOWN_TRENDS: Final = 500
+"""The most tests that the HTML report lists with their trends."""
 
 _NAME: Final = 300
 
@@ -36,12 +36,12 @@ _SHARD: Final = re.compile(r"@\d+of\d+$")
 
 
 def without_shard(suite: str) -> str:
-    """The name of a suite, from that of a shard, where the name is all that is known."""
+    """The name of a suite, given that of one of its shards."""
     return _SHARD.sub("", suite)
 
 
 def recorded_status(test: TestVerdict) -> str:
-    """The status of a test as a history keeps it, with the ranks behind it."""
+    """The status of a test as a history keeps it, with the ranks that caused it."""
     status = test.status.without_policy
     if status.is_bad:
         return f"{status}{_ranks(test.ranks)}"
@@ -49,7 +49,7 @@ def recorded_status(test: TestVerdict) -> str:
 
 
 def _ranks(ranks: Sequence[RankResult]) -> str:
-    """The ranks that went wrong by themselves; empty if all did, or if none is known."""
+    """The ranks with primary failures; empty if these are all ranks, or none is known."""
     own = own_failures(ranks)
     if not own or len(own) == len(ranks):
         return ""
@@ -58,31 +58,30 @@ def _ranks(ranks: Sequence[RankResult]) -> str:
 
 @dataclass
 class HistoryRecorder(SectionMaker):
-    """Takes the jobs of a run one by one, and records them at its end."""
+    """Collects the jobs of a run one by one, and records them at its end."""
 
     name = "history"
 
-    path: Path  # the file, which is made if there is none
-    keep: int | None = None  # how many runs stay in it; None for as many as it says itself
-    patience: float = PATIENCE  # seconds to wait for another process that writes
-    _told: RunStatuses = field(default_factory=RunStatuses)
+    path: Path  # the file, which is created if necessary
+    keep: int | None = None  # the number of runs to keep; None for the number in the file
+    timeout: float = LOCK_TIMEOUT  # seconds to wait for another process that writes
+    _statuses: StatusesByJob = field(default_factory=StatusesByJob)
     _started: float | None = None
     _digest: blake2b = field(default_factory=lambda: blake2b(digest_size=6))
 
     def __call__(self, suite: CellSuite) -> None:
-        """Take the outcomes of a job."""
         if (suite.cell, suite.suite) == MANIFEST_PLACE:
             return
         nodeids, statuses = [test.nodeid for test in suite.tests], list(map(recorded_status, suite.tests))
-        self._told.add(suite.cell, without_shard(suite.whole_suite), nodeids, statuses)
+        self._statuses.add(suite.cell, without_shard(suite.whole_suite), nodeids, statuses)
         if suite.started is not None and 0 <= suite.started < LAST_MOMENT:
             self._started = min(suite.started, suite.started if self._started is None else self._started)
         self._digest.update("\n".join((suite.cell, suite.suite, *nodeids, *statuses, "")).encode())
         self._digest.update(array("d", [test.time for test in suite.tests]).tobytes())
 
     def section(self, merged: MergedRun) -> Section:
-        """Record the run, and say what it changed."""
-        # Results that state no run are recognized by their content, in whatever folder they are.
+        """Record the run, and list what it changed."""
+        # Results without a run id are identified by their content, whatever folder they are in.
         history = self.record(merged.run_id if merged.is_own else self._digest.hexdigest())
         return Section(
             title="History",
@@ -95,31 +94,31 @@ class HistoryRecorder(SectionMaker):
         )
 
     def record(self, run_id: str) -> RunHistory:
-        """Record the run, instead of an earlier record of its id, and compare it with the runs before."""
+        """Record the run, replacing an earlier record of the same id, and compare it with the runs before it."""
         try:
-            with written(self.path, self.patience) as database:
-                number = record(database, run_id, self._started, self._told, self.keep)
+            with written(self.path, self.timeout) as database:
+                number = record(database, run_id, self._started, self._statuses, self.keep)
                 return History(database, number).newest(self.path)
         except HistoryError as error:
             return RunHistory(path=self.path, problem=f"{self.path} does not have this run: it {error}.")
 
 
 def _markdown(history: RunHistory) -> Iterator[str]:
-    told = history.told()
-    for text, nodeid, place in told[:LISTED]:
-        yield f"- **{markdown(text)}**: {markdown(shorten(nodeid, _NAME))} ({markdown(place)})"
-    if len(told) > LISTED:
-        yield f"- and {len(told) - LISTED} more, in `report.json`"
+    rows = history.rows()
+    for text, nodeid, job in rows[:LISTED]:
+        yield f"- **{markdown(text)}**: {markdown(shorten(nodeid, _NAME))} ({markdown(job)})"
+    if len(rows) > LISTED:
+        yield f"- and {len(rows) - LISTED} more, in `report.json`"
 
 
 def _html(history: RunHistory) -> Iterator[str]:
-    told = history.told()
-    if told:
+    rows = history.rows()
+    if rows:
         head = '<th scope="col">by earlier runs</th><th scope="col">test</th><th scope="col">where</th>'
         yield f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>'
-        for text, nodeid, place in told[:SHOWN_PASTS]:
+        for text, nodeid, job in rows[:SHOWN_TRENDS]:
             yield f"<tr><td>{escaped(text)}</td><td><bdi>{escaped(nodeid[:_NAME])}</bdi></td>"
-            yield f"<td><bdi>{escaped(place[:_NAME])}</bdi></td></tr>"
+            yield f"<td><bdi>{escaped(job[:_NAME])}</bdi></td></tr>"
         yield "</tbody></table></div>"
-    if len(told) > SHOWN_PASTS:
-        yield f"<p>And {len(told) - SHOWN_PASTS:,} more, in report.json.</p>"
+    if len(rows) > SHOWN_TRENDS:
+        yield f"<p>And {len(rows) - SHOWN_TRENDS:,} more, in report.json.</p>"

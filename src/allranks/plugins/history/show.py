@@ -1,4 +1,4 @@
-"""``allranks show``: the testcases of a JUnit report, of allranks or of another writer."""
+"""``allranks show``: prints the testcases of a JUnit report, written by allranks or another program."""
 
 import json
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ class Options(CommandOptions):
     usage: ClassVar = "allranks show FILE [options]"
 
     file: Path = option("FILE", "what to read", "junit.xml, or the folder that has it", type=Path)
-    failed: bool = flag("--failed", _SHOW, "only what went wrong; with --rank, on that rank")
-    rank: int | None = option("--rank N", _SHOW, "what this rank did, of the tests that it took part in", type=whole())
+    failed: bool = flag("--failed", _SHOW, "only tests that failed; with --rank, on that rank")
+    rank: int | None = option("--rank N", _SHOW, "the outcomes of this rank, of its tests only", type=whole())
     json: bool = json_option(_SHOW)
 
 
 def run(options: Options) -> ExitCode:
-    """Show the testcases."""
+    """Print the testcases."""
     from allranks.report.judged import Counts  # noqa: PLC0415 - only for a report
 
     counts = Counts()
@@ -48,8 +48,8 @@ def run(options: Options) -> ExitCode:
     for case in cases:
         for line in _lines(case, options.rank):
             say(for_terminal(line))
-    for remark in filter(None, _remarks(options.file)):
-        say(for_terminal(remark))
+    for note in filter(None, _problem_and_note(options.file)):
+        say(for_terminal(note))
     say(f"{counted(counts.tests, 'test')}: {counts.words}" if counts.tests else "no such test")
     return ExitCode.OK
 
@@ -67,64 +67,61 @@ def _cases(options: Options) -> Iterator["ReportedCase"]:
         if error.name != "junitparser":
             raise
         msg = "Reading reports needs the package junitparser, which is not installed."
-        raise UsageError(msg, remedy="Install it beside allranks: pip install junitparser.") from None
+        raise UsageError(msg, remedy="Install it: pip install junitparser.") from None
     for case in junit.stream(options.file, rank=options.rank):
         own = None if options.rank is None else case.rank(options.rank)
         if not options.failed or (case.is_bad if own is None else own.outcome.is_bad):
             yield case
 
 
-def _remarks(file: Path) -> tuple[str, str]:
-    """Why the report cannot be trusted, and what is odd in it; each is empty if there is nothing."""
+def _problem_and_note(file: Path) -> tuple[str, str]:
+    """Why the report cannot be trusted, and what is unusual in it; both may be empty."""
     from allranks.junit.report_reader import problem_and_note  # noqa: PLC0415 - as above
 
     return problem_and_note(file)
 
 
-def _lines(case: "ReportedCase", wanted: int | None) -> Iterator[str]:
-    """A testcase on a line, and what went wrong below it."""
-    own = None if wanted is None else case.rank(wanted)
+def _lines(case: "ReportedCase", rank: int | None) -> Iterator[str]:
+    """A line for a testcase, followed by the details of its failure."""
+    own = None if rank is None else case.rank(rank)
     what = case.verdict.value if own is None else f"rank {own.rank} {own.outcome.replace('_', ' ')}"
     seconds = case.time if own is None or own.time is None else own.time
     where = f" ({case.file}:{case.line})" if case.is_bad and case.file and case.line else ""
-    yield f"{what:<8} {seconds or 0.0:8.2f} s  {_place(case)}: {readable(case.nodeid)}{where}"
+    job = readable(f"{case.cell} / {case.job}" if case.cell else case.job)
+    yield f"{what:<8} {seconds or 0.0:8.2f} s  {job}: {readable(case.nodeid)}{where}"
     if case.is_bad if own is None else own.outcome.is_bad:
         yield from _details(case, own)
 
 
-def _place(case: "ReportedCase") -> str:
-    return readable(f"{case.cell} / {case.job}" if case.cell else case.job)
-
-
 def _details(case: "ReportedCase", own: "ReportedRank | None") -> Iterator[str]:
     text = case.text if own is None else own.text
-    leads = next((each for each in case.ranks if each.leads), None)
+    primary = next((rank for rank in case.ranks if rank.leads), None)
     yield from (f"    {line}" for line in case.message.splitlines()[:3] if own is None)
     if own is None and case.ranks:
         yield f"    ranks: {case.facts['ranks']}"
-    yield from (f"      {line}" for line in excerpt(leads.text if leads and not own else text, case.file, case.message))
+    text = primary.text if primary and not own else text
+    yield from (f"      {line}" for line in excerpt(text, case.file, case.message))
 
 
 def _print_json(options: Options, cases: Iterator["ReportedCase"], counts: "Counts") -> None:
-    """Print one object, once the whole report has been read: an error leaves standard output empty."""
+    """Print one object after the whole report has been read, so that an error leaves standard output empty."""
     with SpooledTemporaryFile(max_size=_IN_MEMORY, mode="w+", encoding="utf-8") as spool:
-        for place, case in enumerate(cases):
-            spool.write(",\n" if place else "")
+        for index, case in enumerate(cases):
+            spool.write(",\n" if index else "")
             spool.write(json.dumps(_object(case, options.rank)))
         spool.seek(0)
         say(f'{{"schema": 1, "file": {json.dumps(str(options.file))}, "tests": [')
         for line in spool:
             say(line.rstrip("\n"))
-    problem, note = _remarks(options.file)
-    told = {"counts": counts.as_object, "problem": problem or None, "note": note or None}
-    say(f"], {json.dumps(told)[1:]}")
+    problem, note = _problem_and_note(options.file)
+    summary = {"counts": counts.as_object, "problem": problem or None, "note": note or None}
+    say(f"], {json.dumps(summary)[1:]}")
 
 
-def _object(case: "ReportedCase", wanted: int | None) -> dict[str, object]:
-    ranks = [asdict(each) for each in case.ranks if wanted in {None, each.rank}]
+def _object(case: "ReportedCase", number: int | None) -> dict[str, object]:
     return {
         **case.own_row,
         "axes": dict(case.axes),
-        "ranks": ranks,
-        "attempts": [asdict(each) for each in case.attempts],
+        "ranks": [asdict(rank) for rank in case.ranks if number in {None, rank.rank}],
+        "attempts": [asdict(attempt) for attempt in case.attempts],
     }

@@ -1,1 +1,1 @@
-"""The plug-in ``slurm``: jobs on the nodes of a cluster, by its queue or inside an allocation."""
+"""The plug-in ``slurm``: runs jobs on a cluster, through its queue or inside an allocation."""

@@ -1,6 +1,6 @@
-"""A job that waits for its nodes or has them: its place in the queue, in words, and what ended it.
+"""A submitted job: its state in the queue, and what ended it.
 
-A queue's words explain an end, and decide nothing else: while it does not answer, a job is what its files say.
+The queue's answers only explain why a job ended. While the queue does not answer, the job's files determine its state.
 """
 
 import json
@@ -22,45 +22,45 @@ from allranks.plugins.slurm.agent.node_files import AgentExit
 from allranks.plugins.slurm.file_calls import FileCalls
 
 _LATE_FILES: Final = 10.0
-"""Seconds that files of an ended job may take to be seen here: NFS keeps names for up to 30, and looks for new ones
-after 3 to 5 where a folder changes. A node whose files change meanwhile goes on, whatever the queue says."""
+"""Seconds until files of an ended job are visible here: an NFS client caches names for up to 30 seconds, and looks for
+new ones after 3 to 5 if a folder changes. A node whose files still change is alive, whatever the queue reports."""
 
 SILENT: Final = 60.0
 """Seconds without an answer of the queue, or of the shared file system, until that is reported."""
 
-_BEGINNING: Final = 600.0
-"""Seconds for nodes that a job was given to begin, for which they may have to fetch an image. A cluster that loses the
-first of them by then may call the job running for ever."""
+_START_LIMIT: Final = 600.0
+"""Seconds for allocated nodes to start, which may have to pull an image. If a cluster loses the first node before that,
+it may show the job as running forever."""
 
-OWNER_BEAT: Final = 15.0
-"""Seconds between two signs of life of the orchestrator, for those on other hosts."""
+OWNER_HEARTBEAT: Final = 15.0
+"""Seconds between two heartbeats of the orchestrator, for orchestrators on other hosts."""
 
-_PATIENCE: Final = 300.0
+_ANSWER_LIMIT: Final = 300.0
 """Seconds without an answer of the shared file system until the job is given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """What a queue tells of a job."""
+class JobStatus:
+    """What a queue reports about a job."""
 
-    waiting: str = ""  # why it has no nodes yet, as in "queued (Resources)"; empty for nothing to tell
-    nodes: str = ""  # those that it has, for people
-    is_running: bool = False  # it has been given its nodes
+    waiting: str = ""  # why it has no nodes yet, as in "queued (Resources)"; empty if there is nothing to report
+    nodes: str = ""  # its nodes, for people
+    is_running: bool = False  # its nodes are allocated
     end: str = ""  # its state if the queue has ended or lost it, as in "NODE_FAIL"; else empty
     cause: str = ""  # what ended it, if that was the cluster and not the job, as in "was cancelled"; else empty
 
 
 class Queue(Protocol):
-    """The place where jobs wait for their nodes, and what it tells of each by its name."""
+    """Holds jobs until they get their nodes."""
 
-    def look(self, name: str) -> Place:
-        """What is known of a job."""
+    def status(self, name: str) -> JobStatus:
+        """What is known about a job."""
 
     def cause_at_end(self, name: str) -> str:
-        """The cause of the end of a job whose leading agent has ended, which the queue may notice a while later."""
+        """What ended a job whose lead agent has ended, which the queue may notice a while later."""
 
     def cancel(self, name: str) -> None:
-        """End a job; one that is not there needs none.
+        """End a job, if it exists.
 
         Raises:
             EngineError: The queue does not answer.
@@ -69,139 +69,136 @@ class Queue(Protocol):
 
 @dataclass(eq=False)
 class Allocation:
-    """A submitted job, as its agents share it."""
+    """A submitted job, as its agents share it. Times are on the monotonic clock, unless stated otherwise."""
 
     queue: Queue
     folder: Path
-    number: str = ""  # the queue's name for it, for people, as in "SLURM job 12"; empty for none
-    told: str = ""  # what was last said of its place in the queue
-    is_to_go: bool = False  # it is to get its turn, and its files do not say so yet
-    is_ours: bool = False  # this process has asked for its end
-    placed: float | None = None  # when its first node began, in seconds since the epoch; None while it is queued
-    # When the queue was first seen to have given it nodes that had not begun, on the monotonic clock.
-    given: float | None = None
-    gone: float | None = None  # when the queue was first seen to have lost or ended it, on the monotonic clock
-    lives: float = -math.inf  # when a file of its leading node was last seen to change, on the monotonic clock
-    deserted: float = math.inf  # when all nodes but the leading one had ended, on the monotonic clock; infinity before
-    owned: Path | None = None  # a file whose time of change says that its orchestrator lives; None for none
-    _owned_at: float = -math.inf
+    number: str = ""  # the queue's name for the job, for people, as in "SLURM job 12"
+    last_message: str = ""  # the state that was last reported
+    should_start: bool = False  # the go file has yet to be written
+    is_stopping: bool = False  # this process has requested the end of the job
+    placed_at: float | None = None  # when its first node started, in seconds since the epoch; None while it is queued
+    running_since: float | None = None  # when the queue first reported it running while no node had started
+    gone_since: float | None = None  # when the queue first reported that it has ended or lost the job
+    alive_at: float = -math.inf  # when a file of its lead node was last seen to change
+    followers_ended_at: float = math.inf  # when all nodes but the lead node had ended
+    owner_file: Path | None = None  # its modification time is the orchestrator's heartbeat
+    _owner_beat_at: float = -math.inf
     calls: FileCalls = field(default_factory=FileCalls)  # makes all calls on its files
-    asked: float | None = None  # since when one of them has had no answer, on the monotonic clock; None for an answer
+    unanswered_since: float | None = None  # when the call began that has no answer yet; None without such a call
     on_placed: Callable[[], None] = field(default=lambda: None)
 
-    def news(self) -> Placement | None:
-        """What has changed in its place since the last call, in words."""
-        if self.placed is None and files.is_there(self.folder / "node-0" / files.PLACED):
-            at, now = told_in(self.folder / "node-0" / files.PLACED).get("at"), clock.now()
-            self.placed = at if isinstance(at, float) and 0.0 < at <= now else now  # by another clock
+    def poll(self) -> Placement | None:
+        """The job's state, if it has changed since the last call."""
+        if self.placed_at is None and files.is_there(self.folder / "node-0" / files.PLACED):
+            at, now = read_object(self.folder / "node-0" / files.PLACED).get("at"), clock.now()
+            self.placed_at = at if isinstance(at, float) and 0.0 < at <= now else now  # the node has its own clock
             self.on_placed()
-        self._go()
-        self._own()
-        return self._if_new(self._told(self._place))
+        self._write_go()
+        self._touch_owner_file()
+        return self._if_new(self._message(self._status))
 
     @property
-    def _place(self) -> Place:
-        return self.queue.look(self.folder.name)
+    def _status(self) -> JobStatus:
+        return self.queue.status(self.folder.name)
 
-    def _own(self) -> None:
+    def _touch_owner_file(self) -> None:
         now = time.monotonic()
-        if self.owned is not None and now > self._owned_at + OWNER_BEAT:
-            self._owned_at = now
+        if self.owner_file is not None and now > self._owner_beat_at + OWNER_HEARTBEAT:
+            self._owner_beat_at = now
             with suppress(OSError):
-                os.utime(self.owned)
+                os.utime(self.owner_file)
 
-    def _told(self, place: Place) -> str:
-        if self.placed is None:
-            return place.waiting
-        if self.has_vanished and not self.is_lost:
-            return f"given up by the cluster ({place.end}), but its files still change"
-        return f"placed on {place.nodes}{self._in_brackets}" if place.nodes and not place.end else ""
+    def _message(self, status: JobStatus) -> str:
+        if self.placed_at is None:
+            return status.waiting
+        if self.has_left_queue and not self.is_lost:
+            return f"given up by the cluster ({status.end}), but its files still change"
+        number = f" ({self.number})" if self.number else ""
+        return f"placed on {status.nodes}{number}" if status.nodes and not status.end else ""
 
-    def silence(self) -> Placement | None:
-        """What is new of calls that have no answer."""
-        return self._if_new(f"{_NO_ANSWER} for {minutes(self.unheard)} min" if self.unheard > SILENT else "")
+    def poll_silence(self) -> Placement | None:
+        """How long the shared file system has not answered, if that is worth a new message."""
+        minutes = whole_minutes(self.unanswered_for)
+        return self._if_new(f"{_NO_ANSWER} for {minutes} min" if self.unanswered_for > SILENT else "")
 
-    def _if_new(self, told: str) -> Placement | None:
-        if not told or told == self.told:
+    def _if_new(self, message: str) -> Placement | None:
+        if not message or message == self.last_message:
             return None
-        self.told = told
-        return Placement(told, is_placed=self.placed is not None)
+        self.last_message = message
+        return Placement(message, is_placed=self.placed_at is not None)
 
     @property
-    def unheard(self) -> float:
-        """Seconds for which a call on the job's files has had no answer; 0 if all have one."""
-        return 0.0 if self.asked is None else time.monotonic() - self.asked
+    def unanswered_for(self) -> float:
+        """Seconds for which a call on the job's files has had no answer."""
+        return 0.0 if self.unanswered_since is None else time.monotonic() - self.unanswered_since
 
     @property
     def is_unreachable(self) -> bool:
         """Whether the shared file system has not answered for too long."""
-        return self.unheard > _PATIENCE
+        return self.unanswered_for > _ANSWER_LIMIT
 
-    @property
-    def _in_brackets(self) -> str:
-        return f" ({self.number})" if self.number else ""
-
-    def named(self, cause: str) -> str:
+    def with_number(self, cause: str) -> str:
         """A cause with the queue's name for the job."""
         return f"{cause}; it was {self.number}" if self.number else cause
 
-    def could_not_write(self, trouble: str) -> str:
-        """The cause of an end, if that was the shared file system."""
-        return self.named(f"could not write to {self.folder.parent} ({trouble})")
+    def storage_failure(self, error: str) -> str:
+        """The cause of an end that was due to the shared file system."""
+        return self.with_number(f"could not write to {self.folder.parent} ({error})")
 
     @property
     def is_queued(self) -> bool:
-        """Whether it waits for its nodes, which have left no files then."""
-        return self.placed is None and not (self.is_ours or self.has_vanished or self._place.is_running)
+        """Whether it waits for its nodes, so that there are no files to read."""
+        return self.placed_at is None and not (self.is_stopping or self.has_left_queue or self._status.is_running)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the queue says that it runs, and its nodes have not begun in time."""
-        if self.placed is not None or not self._place.is_running:
-            self.given = None
-        elif self.given is None:
-            self.given = time.monotonic()
-        return self.given is not None and time.monotonic() > self.given + _BEGINNING
+        """Whether the queue reports it as running, and its nodes have not started in time."""
+        if self.placed_at is not None or not self._status.is_running:
+            self.running_since = None
+        elif self.running_since is None:
+            self.running_since = time.monotonic()
+        return self.running_since is not None and time.monotonic() > self.running_since + _START_LIMIT
 
     @property
-    def has_vanished(self) -> bool:
-        """Whether the queue has ended or lost it, and files that it may have left are overdue."""
-        if not self._place.end:
-            self.gone = None
-        elif self.gone is None:
-            self.gone = time.monotonic()
-        return self.gone is not None and time.monotonic() > self.gone + _LATE_FILES
+    def has_left_queue(self) -> bool:
+        """Whether the queue has ended or lost it so long ago that its last files should be visible."""
+        if not self._status.end:
+            self.gone_since = None
+        elif self.gone_since is None:
+            self.gone_since = time.monotonic()
+        return self.gone_since is not None and time.monotonic() > self.gone_since + _LATE_FILES
 
     @property
-    def is_deserted(self) -> bool:
-        """Whether the end of its leading node, which ends the others, is overdue: a queue may keep what is left."""
-        return time.monotonic() > self.deserted + _LATE_FILES
+    def is_orphaned(self) -> bool:
+        """Whether only its lead node is left, which should have ended with the others."""
+        return time.monotonic() > self.followers_ended_at + _LATE_FILES
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has vanished, is deserted or stuck, and no file of its leading node has changed since."""
-        is_overdue = self.has_vanished or self.is_deserted or self.is_stuck
-        return is_overdue and time.monotonic() > self.lives + _LATE_FILES
+        """Whether it has left the queue, is orphaned or stuck, and no file of its lead node has changed since."""
+        is_overdue = self.has_left_queue or self.is_orphaned or self.is_stuck
+        return is_overdue and time.monotonic() > self.alive_at + _LATE_FILES
 
     def go(self) -> None:
-        """Give it its turn, and again with each look for news if the shared file system refuses it now."""
-        self.is_to_go = True
-        self.calls.begin(self._go)
+        """Let the agents run their tests; each :meth:`poll` retries this if the shared file system refuses it."""
+        self.should_start = True
+        self.calls.submit(self._write_go)
 
-    def _go(self) -> None:
-        if self.is_to_go:
+    def _write_go(self) -> None:
+        if self.should_start:
             with suppress(OSError):
                 (self.folder / files.GO).touch()
-                self.is_to_go = False
+                self.should_start = False
 
     def request_stop(self) -> None:
-        """Ask its supervisors to end their agents, without waiting for the shared file system."""
-        self.is_ours = True
-        self.calls.begin((self.folder / files.HANG_UP).touch)
+        """Request the supervisors to end their agents, without waiting for the shared file system."""
+        self.is_stopping = True
+        self.calls.submit((self.folder / files.STOP).touch)
 
     def cancel(self) -> None:
-        """Have the queue end it, unless it does not answer."""
-        self.is_ours = True
+        """Cancel it in the queue, unless that does not answer."""
+        self.is_stopping = True
         with suppress(EngineError):
             self.queue.cancel(self.folder.name)
 
@@ -209,48 +206,48 @@ class Allocation:
         """What ended it, if that was the cluster; else empty."""
         if leader is None:
             return self._cause_without_exit()
-        if leader.trouble:
-            return self.could_not_write(leader.trouble)
-        if self.is_ours or (not leader.signals and leader.status is not None):
+        if leader.storage_error:
+            return self.storage_failure(leader.storage_error)
+        if self.is_stopping or (not leader.signals and leader.status is not None):
             return ""
-        # The queue's answers may be older than the end of the leading agent.
+        # The queue's last answer may be older than the end of the lead agent.
         if cause := self.queue.cause_at_end(self.folder.name):
-            return self.named(cause)
-        told = f"was told to end from outside ({', '.join(leader.signals)})"
-        return self.named(told if leader.signals else "has left no exit status of its agent")
+            return self.with_number(cause)
+        signals = f"was terminated from outside ({', '.join(leader.signals)})"
+        return self.with_number(signals if leader.signals else "has left no exit status of its agent")
 
     def _cause_without_exit(self) -> str:
-        if self.unheard > _LATE_FILES:
-            return self.named(f"was given up: {_NO_ANSWER} for {self.unheard:.0f} s")
-        if self.is_ours:
+        if self.unanswered_for > _LATE_FILES:
+            return self.with_number(f"was given up: {_NO_ANSWER} for {self.unanswered_for:.0f} s")
+        if self.is_stopping:
             return ""
-        place = self._place
-        if place.cause:
-            return self.named(place.cause)
+        status = self._status
+        if status.cause:
+            return self.with_number(status.cause)
         if self.is_stuck:
-            return self.named(f"was given nodes that have not begun in {_BEGINNING / 60:.0f} min")
-        return self._cause_of_absence(place) if self.has_vanished else ""  # its nodes know more
+            return self.with_number(f"got nodes that did not start within {_START_LIMIT / 60:.0f} min")
+        return self._cause_of_absence(status) if self.has_left_queue else ""  # the other nodes' exits are more specific
 
-    def _cause_of_absence(self, place: Place) -> str:
+    def _cause_of_absence(self, status: JobStatus) -> str:
         with suppress(OSError):
-            if self.calls.ask(lambda: files.is_gone(self.folder / "node-0"), _LATE_FILES):
-                return self.named(f"lost its files: {self.folder} was emptied, or removed")
-        return f"has left no exit status: {self.number or 'the job'} is {place.end}"
+            if self.calls.call(lambda: files.is_gone(self.folder / "node-0"), _LATE_FILES):
+                return self.with_number(f"lost its files: {self.folder} was emptied, or removed")
+        return f"has left no exit status: {self.number or 'the job'} is {status.end}"
 
 
 _NO_ANSWER: Final = "the shared file system has not answered"
 
 
-def minutes(seconds: float) -> int:
-    """Whole minutes; beyond four, only every fifth one is told."""
+def whole_minutes(seconds: float) -> int:
+    """Whole minutes; from five on, rounded down to a multiple of five, so that the message rarely changes."""
     minutes = int(seconds // 60)
     return minutes if minutes < 5 else minutes // 5 * 5
 
 
-def told_in(path: Path) -> dict[str, object]:
-    """The object in a file of a node; empty if it is not whole."""
+def read_object(path: Path) -> dict[str, object]:
+    """The JSON object in a node's file; empty if the file is incomplete."""
     try:
-        told = json.loads(read(path))
+        content = json.loads(read(path))
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}

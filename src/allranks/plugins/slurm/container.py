@@ -1,7 +1,7 @@
-"""What ``[slurm] container`` changes in a job: its Python, its step, and what is mounted.
+"""``[slurm] container``: the Python, the srun options and the mounts of a job in a container.
 
-Charliecloud, Apptainer and Docker are entered on each node by the supervisor, for its agent alone. pyxis belongs to
-srun, so the supervisor itself is inside, at the same paths as outside.
+With Charliecloud, Apptainer and Docker, each node's supervisor starts its agent in a container. pyxis is a plug-in of
+srun, so there the supervisor runs in the container as well, at the same paths as outside.
 """
 
 import sys
@@ -18,41 +18,41 @@ PYTHON: Final = "python3"
 """The interpreter in a container."""
 
 SECCOMP: Final = package_folder() / "engines" / "seccomp.json"
-"""The system calls that a job may make in a container of Docker; each rule gives its reason."""
+"""Docker's seccomp profile for jobs; each rule gives its reason."""
 
 _SEPARATORS: Final = frozenset(":,")
 
 
 def agent_container(container: str | None, folders: AgentFolders) -> str:
-    """What the supervisor starts its agent in; empty for nothing, or if the supervisor is inside as well.
+    """The container that the supervisor starts its agent in; empty for none, or if the supervisor is in it as well.
 
     Raises:
-        EngineError: A folder has a name that no runtime can mount.
+        EngineError: No runtime can mount a folder of this name.
     """
     for folder in (folders.job, folders.code, folders.package) if container else ():
         if _SEPARATORS.intersection(str(folder)):
             msg = f"The folder {folder} cannot be mounted in a container."
-            remedy = "Rename it, or take container out of [slurm]."
+            remedy = "Rename it, or remove container from [slurm]."
             raise EngineError(msg, why="Its name has a colon or a comma.", remedy=remedy)
-    return "" if container is None or _is_of_srun(container) else container
+    return "" if container is None or _is_pyxis(container) else container
 
 
 def docker_options(container: str | None, spec: JobSpec, folder: Path) -> tuple[str, ...]:
     """A job's own options for ``docker run``; none for other runtimes.
 
-    They name a copy of :data:`SECCOMP` in its folder. SLURM's limits do not bind the daemon's containers, so
-    these have what SLURM is asked for.
+    They name a copy of :data:`SECCOMP` in the job's folder. SLURM's limits do not apply to the daemon's containers, so
+    the options repeat what is requested from SLURM.
     """
     if container is None or not container.startswith(f"{node_docker.RUNTIME}:"):
         return ()
-    each = [spec.resources_on(node) for node in range(spec.agent.nodes)]
-    memory = max(limits.memory_bytes for limits in each)
+    nodes = [spec.resources_on(node) for node in range(spec.agent.nodes)]
+    memory = max(resources.memory_bytes for resources in nodes)
     options = (
         *(f"--label={name}={value}" for name, value in spec.labels.items()),
         *(f"--memory={memory}", f"--memory-swap={memory}"),
-        f"--shm-size={max(limits.shm_bytes for limits in each)}",
-        f"--pids-limit={max(limits.pids for limits in each)}",
-        # By name alone: the supervisor has the values, and may leave out a variable that is the node's.
+        f"--shm-size={max(resources.shm_bytes for resources in nodes)}",
+        f"--pids-limit={max(resources.pids for resources in nodes)}",
+        # Only the names: the supervisor's environment has the values, without variables that belong to the node.
         *(f"--env={name}" for name in spec.environment),
     )
     if spec.seccomp == "default":
@@ -61,13 +61,13 @@ def docker_options(container: str | None, spec: JobSpec, folder: Path) -> tuple[
 
 
 def supervisor_python(container: str | None, python: str) -> str:
-    """The interpreter of the supervisors: this process's, which nodes need to see, if the job's is in the container."""
-    return python if container is None or _is_of_srun(container) else sys.executable
+    """The interpreter of the supervisors: the job's, or this process's if the job's is inside the container."""
+    return python if container is None or _is_pyxis(container) else sys.executable
 
 
 def step_options(container: str | None, folders: AgentFolders) -> tuple[str, ...]:
-    """The options by which pyxis starts a step in a container, without the user's home (``srun --help`` there)."""
-    if container is None or not _is_of_srun(container):
+    """The srun options with which pyxis starts a step in a container, without the user's home."""
+    if container is None or not _is_pyxis(container):
         return ()
     job, *others = folders.job, folders.code, folders.package
     mounts = ",".join((f"{job}:{job}", *(f"{folder}:{folder}:ro" for folder in others)))
@@ -80,5 +80,5 @@ def step_options(container: str | None, folders: AgentFolders) -> tuple[str, ...
     )
 
 
-def _is_of_srun(container: str) -> bool:
+def _is_pyxis(container: str) -> bool:
     return container.startswith("pyxis:")

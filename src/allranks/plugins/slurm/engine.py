@@ -1,4 +1,4 @@
-"""The engine ``slurm``: one ``sbatch`` for each job, and its files in a folder that its nodes share."""
+"""The engine ``slurm``: submits each job with ``sbatch``, and reads its files in a folder that all nodes share."""
 
 import json
 import os
@@ -22,13 +22,13 @@ from allranks.matrix.model import Image, Matrix
 from allranks.ownership import Owner, host_id
 from allranks.plugins.slurm.agent.node_container import AgentFolders
 from allranks.plugins.slurm.agent.node_files import NodeOrder, write_whole
-from allranks.plugins.slurm.allocation import OWNER_BEAT, Allocation
+from allranks.plugins.slurm.allocation import OWNER_HEARTBEAT, Allocation
 from allranks.plugins.slurm.container import PYTHON, SECCOMP, agent_container, docker_options
-from allranks.plugins.slurm.file_calls import answered
+from allranks.plugins.slurm.file_calls import call_in_thread
 from allranks.plugins.slurm.keys import Slurm
-from allranks.plugins.slurm.queue import SlurmQueue, outside_of_jobs
-from allranks.plugins.slurm.settings import settings_of
-from allranks.plugins.slurm.shared_folder_job import SharedFolderJob, make_folder, running, variables_of_job
+from allranks.plugins.slurm.queue import SlurmQueue, without_slurm_variables
+from allranks.plugins.slurm.settings import slurm_settings
+from allranks.plugins.slurm.shared_folder_job import SharedFolderJob, job_environment, make_folder, running
 from allranks.plugins.slurm.submission import job_name, request, script
 from allranks.user_cache import cache_folder
 
@@ -38,25 +38,25 @@ _PING: Final = 30.0
 """Seconds for the controller's answer."""
 
 _UNBOUNDED: Final = 1_000_000
-"""Cores, and MiB times a thousand: more than any run asks for, since SLURM divides its nodes itself."""
+"""Cores, and a thousandth of the memory in MiB: more than any run needs, since SLURM itself schedules its nodes."""
 
 _OWNER: Final = "owner.json"
-"""File of a job's folder with its owner's run and host."""
+"""File in a job's folder: the run and the host of its orchestrator."""
 
 _ANSWER: Final = 60.0
 """Seconds for the answer of the shared file system."""
 
 _SUBMITTED: Final = "submitted"
-"""File of a job's folder that SLURM has taken: it has SLURM's number for it."""
+"""File in the folder of a job that SLURM has accepted: SLURM's number for it."""
 
 
 class SlurmEngine(Engine):
     """Submits jobs to the queue of a cluster, which gives them nodes and GPUs.
 
     Args:
-        settings: ``[slurm]`` of the matrix file, and of the user's own.
-        package: A folder that this host and all nodes share: it holds the package ``allranks`` and nothing else. None
-            to copy it beside the jobs' folders when the engine is prepared for a run.
+        settings: ``[slurm]`` of the matrix file and of the user's file.
+        package: A folder that this host and all nodes share: it holds the package ``allranks`` and nothing else. By
+            default :meth:`prepare` copies it next to the jobs' folders.
     """
 
     name = "slurm"
@@ -69,21 +69,21 @@ class SlurmEngine(Engine):
 
     @classmethod
     def detect(cls, *, is_requested: bool = True) -> Self:  # noqa: ARG003
-        """See :meth:`allranks.engines.base.Engine.detect`; the controller need not answer at this moment."""
-        lacking = [command for command in _COMMANDS if shutil.which(command) is None]
-        if lacking:
+        # The controller need not answer now: jobs can wait for it.
+        missing = [command for command in _COMMANDS if shutil.which(command) is None]
+        if missing:
             msg = "This host is not part of a SLURM cluster."
             remedy = "Run it on a host that can submit jobs."
-            raise EngineAbsentError(msg, why=f"There is no {lacking[0]} here.", remedy=remedy)
-        return cls(settings_of())
+            raise EngineAbsentError(msg, why=f"There is no {missing[0]} here.", remedy=remedy)
+        return cls(slurm_settings())
 
     def prepare(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> MakeEnvironment:
-        self._settings = settings_of(matrix)
+        self._settings = slurm_settings(matrix)
         self.most_jobs = self._settings.jobs
         self._package = copied_package(self._spool / "package")
         if container := self._settings.container:
             return partial(in_container, container=container)
-        from allranks.engines.process_environments import environment_of  # noqa: PLC0415 - clean-up does without
+        from allranks.engines.process_environments import environment_of  # noqa: PLC0415 - clean-up does not need it
 
         return partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
 
@@ -94,12 +94,11 @@ class SlurmEngine(Engine):
         return Path(os.path.expandvars(spool)).expanduser() if spool else cache_folder() / "slurm"
 
     def capacity(self) -> tuple[int, int]:
-        """See :meth:`allranks.engines.base.Engine.capacity`: SLURM divides its nodes itself."""
         return _UNBOUNDED, _UNBOUNDED * 1000
 
     def check(self, _inventory: Inventory) -> Iterator[Finding]:
-        yield _examine_controller()
-        yield _examine_spool(self._spool)
+        yield _check_controller()
+        yield _check_spool(self._spool)
 
     @contextmanager
     def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> Iterator[SharedFolderJob]:
@@ -112,18 +111,19 @@ class SlurmEngine(Engine):
             _remove(folder)
 
     def adopt(self, spec: JobSpec) -> AbstractContextManager[SharedFolderJob] | None:
-        """See :meth:`allranks.engines.base.Engine.adopt`.
+        """Take over a job of an earlier orchestrator of this run.
 
-        A job that runs part of its tests is ended instead: its results would pass for those of the whole job.
+        A job that runs only some of its tests is ended instead: its results would be mistaken for those of the whole
+        job.
 
         Raises:
-            EngineError: An orchestrator on another host has it, and was alive less than a minute ago.
+            EngineError: It belongs to an orchestrator on another host that was alive less than a minute ago.
         """
         folder = self._spool / job_name(spec)
         if spec.agent.only is not None or not folder.is_dir():
             return None
-        _refuse_living(folder)
-        if not (folder / _SUBMITTED).exists() or not _is_whole(folder):  # perhaps SLURM took it all the same
+        _reject_live_owner(folder)
+        if not (folder / _SUBMITTED).exists() or not _is_whole(folder):  # SLURM may have accepted it anyway
             with suppress(EngineError):
                 self._queue.cancel(folder.name)
             _remove(folder)
@@ -132,9 +132,9 @@ class SlurmEngine(Engine):
 
     @contextmanager
     def _take_over(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
-        _take_from(folder)
-        with suppress(OSError):  # the spool is full: its owner's run is the same
-            write_whole(folder / _OWNER, _owner_of(spec))
+        _claim(folder)
+        with suppress(OSError):  # the spool is full; the old owner file names the same run
+            write_whole(folder / _OWNER, _owner_json(spec))
         try:
             with self._running(spec, folder) as job:
                 yield job
@@ -145,7 +145,7 @@ class SlurmEngine(Engine):
     def _running(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
         number = (folder / _SUBMITTED).read_text(encoding="utf-8")
         self._queue.watch(folder.name)
-        allocation = Allocation(self._queue, folder, f"SLURM job {number}", owned=folder / _OWNER)
+        allocation = Allocation(self._queue, folder, f"SLURM job {number}", owner_file=folder / _OWNER)
         try:
             with running(allocation, spec) as job:
                 yield job
@@ -155,13 +155,16 @@ class SlurmEngine(Engine):
     def _make_folder(self, spec: JobSpec) -> Path:
         folder = self._spool / job_name(spec)
         container = self._settings.container
-        texts = {_OWNER: _owner_of(spec), "job.sh": script(spec, folder, self._package, container)}
+        texts = {_OWNER: _owner_json(spec), "job.sh": script(spec, folder, self._package, container)}
         if container:
             check_links(spec.files)
             texts[SECCOMP.name] = SECCOMP.read_text(encoding="utf-8")
-        inside = agent_container(container, AgentFolders(job=folder, code=spec.code, package=self._package))
-        options = docker_options(container, spec, folder)
-        order = NodeOrder(python=spec.python or "", code=str(spec.code), container=inside, options=options)
+        order = NodeOrder(
+            python=spec.python or "",
+            code=str(spec.code),
+            container=agent_container(container, AgentFolders(job=folder, code=spec.code, package=self._package)),
+            options=docker_options(container, spec, folder),
+        )
         make_folder(folder, spec, order, texts)
         return folder
 
@@ -169,14 +172,14 @@ class SlurmEngine(Engine):
         if spec.python is None:
             msg = f"job {spec.job_id} names no interpreter"
             raise EngineError(msg)
-        variables = variables_of_job(spec, folder, self._package, outside_of_jobs(os.environ))
-        if self._settings.container:  # it has none of this host's other folders
+        variables = job_environment(spec, folder, self._package, without_slurm_variables(os.environ))
+        if self._settings.container:  # no other folder of this host is mounted in it
             variables["PYTHONPATH"] = str(self._package)
         try:
             number = self._queue.submit(request(spec, folder, self._settings), variables)
             _note_submitted(folder, number)
         except EngineError:
-            with suppress(EngineError):  # it may have taken the job and not answered in time
+            with suppress(EngineError):  # it may have accepted the job without answering in time
                 self._queue.cancel(folder.name)
             raise
 
@@ -198,29 +201,29 @@ class SlurmEngine(Engine):
         for folder in sorted(self._spool.glob(f"*/{_OWNER}")):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 if folder.stat().st_uid == os.geteuid():
-                    told = json.loads(folder.read_text(encoding="utf-8"))
-                    yield folder.parent, Owner(str(told["run"]), str(told["host"]))
+                    owner = json.loads(folder.read_text(encoding="utf-8"))
+                    yield folder.parent, Owner(str(owner["run"]), str(owner["host"]))
 
 
-def _owner_of(spec: JobSpec) -> str:
-    told = {"host": host_id(), "name": socket.gethostname(), "run": spec.run_id, "is_whole": spec.agent.only is None}
-    return json.dumps(told)
+def _owner_json(spec: JobSpec) -> str:
+    is_whole = spec.agent.only is None
+    return json.dumps({"host": host_id(), "name": socket.gethostname(), "run": spec.run_id, "is_whole": is_whole})
 
 
-def _refuse_living(folder: Path) -> None:
-    """Refuse a job whose orchestrator lives on another host; on this one, locks tell (allranks.ownership)."""
+def _reject_live_owner(folder: Path) -> None:
+    """Reject a job whose orchestrator is alive on another host; on this host, locks decide (allranks.ownership)."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         owner = json.loads((folder / _OWNER).read_text(encoding="utf-8"))
-        silent = _now_at(folder) - (folder / _OWNER).stat().st_mtime
-        if owner["host"] == host_id() or silent > 4 * OWNER_BEAT:
+        silent = _server_time(folder) - (folder / _OWNER).stat().st_mtime
+        if owner["host"] == host_id() or silent > 4 * OWNER_HEARTBEAT:
             return
-        msg = f"allranks on {owner['name']} has this run: it gave a sign of life {max(0.0, silent):.0f} s ago."
+        msg = f"This run belongs to allranks on {owner['name']}, which was alive {max(0.0, silent):.0f} s ago."
         why = f"A job has one orchestrator: {folder.name}."
         raise EngineError(msg, why=why, remedy="If it was killed, try again in a minute.")
 
 
-def _now_at(folder: Path) -> float:
-    """The time by the clock of the file server, which dates files."""
+def _server_time(folder: Path) -> float:
+    """The time by the clock of the file server, which also sets the modification times of files."""
     probe = folder / f".now-{os.getpid()}"
     probe.touch()
     try:
@@ -229,23 +232,23 @@ def _now_at(folder: Path) -> float:
         probe.unlink()
 
 
-def _take_from(folder: Path) -> None:
-    """Take a job of a dead orchestrator, which only one process of all hosts can: who renames its file first.
+def _claim(folder: Path) -> None:
+    """Take over the job of a dead orchestrator: of all processes on all hosts, the first to rename its file wins.
 
     Raises:
-        EngineError: Another one was first.
+        EngineError: Another process was first.
     """
     try:
         (folder / _OWNER).rename(folder / f".{_OWNER}.before")
     except FileNotFoundError as error:
-        msg = f"Another orchestrator has just taken {folder.name}."
-        raise EngineError(msg, why="A job has one orchestrator.", remedy="Let that one go on.") from error
+        msg = f"Another orchestrator has just taken over {folder.name}."
+        raise EngineError(msg, why="A job has one orchestrator.", remedy="Let the other run continue.") from error
     except OSError:
         return
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a job runs all of its tests, as far as its folder tells."""
+    """Whether a job runs all of its tests; False if its folder does not have that information."""
     with suppress(OSError, ValueError, AttributeError):
         return json.loads((folder / _OWNER).read_text(encoding="utf-8")).get("is_whole") is True
     return False
@@ -262,11 +265,11 @@ def _note_submitted(folder: Path, number: str) -> None:
 def _remove(folder: Path) -> None:
     """Remove a job's folder, unless the shared file system hangs."""
     with suppress(OSError):
-        answered(lambda: _remove_in_time(folder), _ANSWER)
+        call_in_thread(lambda: _remove_in_time(folder), _ANSWER)
 
 
 def _remove_in_time(folder: Path) -> None:
-    """Remove a job's folder; a node that is just ending may write into it until then."""
+    """Remove a job's folder; retry while a node that is just ending still writes into it."""
     deadline = time.monotonic() + 2.0
     while folder.exists() and time.monotonic() < deadline:
         remove_tree(folder)
@@ -275,24 +278,24 @@ def _remove_in_time(folder: Path) -> None:
 
 
 def in_container(_image: Image, *, container: str) -> JobEnvironment:
-    """The environment of all cells where ``[slurm] container`` names one: its own interpreter, and nothing is made."""
+    """The environment of all cells with ``[slurm] container``: the container's own interpreter."""
     return JobEnvironment(image=container, python=PYTHON)
 
 
-def _examine_controller() -> Finding:
+def _check_controller() -> Finding:
     try:
         ping = ("scontrol", "ping")
         done = subprocess.run(ping, capture_output=True, text=True, timeout=_PING, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("SLURM", f"its controller does not answer ({error})", "See scontrol ping.")
     is_up = "UP" in done.stdout
-    text = "its controller answers" if is_up else "its controller does not answer; jobs that run go on"
+    text = "its controller answers" if is_up else "its controller does not answer; running jobs continue"
     return Finding("SLURM", text, "" if is_up else "Ask the administrators of the cluster.")
 
 
-def _examine_spool(folder: Path) -> Finding:
+def _check_spool(folder: Path) -> Finding:
     present = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(present).free >> 30
     if not os.access(present, os.W_OK):
-        return Finding("spool", f"{folder} cannot be written", "Name another folder: [slurm] spool.")
+        return Finding("spool", f"{folder} is not writable", "Set another folder: [slurm] spool.")
     return Finding("spool", f"{free} GiB are free in {folder}, which all nodes must see", "")

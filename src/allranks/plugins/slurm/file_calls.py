@@ -1,6 +1,6 @@
-"""Calls on a shared file system that may hang: a thread makes them, and the caller waits so long.
+"""Calls on a shared file system that may hang: a thread makes them, and the caller waits with a time limit.
 
-The kernel does not interrupt a call on NFS whose server is away. A thread that hangs in one is left behind.
+The kernel does not interrupt a call on NFS whose server is down. A thread that hangs in one is abandoned.
 """
 
 import errno
@@ -14,25 +14,25 @@ T = TypeVar("T")
 
 
 class FileCalls:
-    """A thread that makes calls in their order."""
+    """A thread that makes calls in order."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         threading.Thread(target=_make, args=(self._calls,), name="files", daemon=True).start()
 
-    def begin(self, call: Callable[[], T]) -> "Future[T]":
-        """Have a call made after those that were begun before it."""
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        """Make a call after those submitted before it."""
         answer: Future[T] = Future()
         self._calls.put((answer, call))
         return answer
 
-    def ask(self, call: Callable[[], T], seconds: float) -> T:
-        """The answer of a call.
+    def call(self, call: Callable[[], T], seconds: float) -> T:
+        """Make a call, and return its result.
 
         Raises:
-            OSError: There is none in this time.
+            OSError: The call failed, or took longer than this.
         """
-        answer = self.begin(call)
+        answer = self.submit(call)
         if not wait([answer], seconds).done:
             raise OSError(errno.ETIMEDOUT, f"the file system has not answered for {seconds:g} s")
         return answer.result()
@@ -51,10 +51,10 @@ def _make(calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") ->
             answer.set_exception(error)
 
 
-def answered(call: Callable[[], T], seconds: float) -> T:
-    """The answer of one call, made by a thread of its own; see :meth:`FileCalls.ask`."""
+def call_in_thread(call: Callable[[], T], seconds: float) -> T:
+    """The result of one call in its own thread, as :meth:`FileCalls.call` returns it."""
     calls = FileCalls()
     try:
-        return calls.ask(call, seconds)
+        return calls.call(call, seconds)
     finally:
         calls.close()

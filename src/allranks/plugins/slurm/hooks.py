@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedOptions:
-    """What ``allranks run`` has of this plug-in."""
+    """The options that this plug-in adds to ``allranks run``."""
 
     inside: bool = flag(
         "--inside",
         "where to run",
-        "be one run of all processes that srun, torchrun or mpirun has started, on their nodes and GPUs alone",
+        "turn all processes that srun, torchrun or mpirun has started into one run on their nodes and GPUs",
     )
 
 
 @implements
 def allranks_engines() -> Mapping[str, str]:
-    """See :meth:`allranks.plugin_manager.Hooks.allranks_engines`."""
+    """Add ``slurm``."""
     return {"slurm": "allranks.plugins.slurm.engine:SlurmEngine"}
 
 
@@ -45,7 +45,7 @@ def allranks_run(
     options: "Options",
     run_here: "Callable[[Engine | None], ExitCode]",
 ) -> ExitCode | None:
-    """See :meth:`allranks.plugin_manager.Hooks.allranks_run`."""
+    """Run inside an allocation with ``--inside``."""
     if not options.added[LaunchedOptions].inside:
         return None
     from allranks.plugins.slurm.inside import run_inside  # noqa: PLC0415 - few runs are inside an allocation

@@ -1,4 +1,4 @@
-"""``allranks run --inside``: the processes that a launcher has started become one run on its nodes."""
+"""``allranks run --inside``: the processes of a launcher, such as srun or torchrun, form one run on its nodes."""
 
 import os
 import secrets
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from allranks.cli.run import Options
     from allranks.engines.base import Engine
 
-# What reaches into engines is imported late: no other command needs it.
+# Engines are imported late, because no other command needs them.
 
 
 def run_inside(
@@ -25,13 +25,13 @@ def run_inside(
     options: "Options",
     run_here: "Callable[[Engine | None], ExitCode]",
 ) -> ExitCode:
-    """Orchestrate the run as process 0 of a launcher, or serve it as another one, and end as the run does.
+    """Orchestrate the run in process 0 of a launcher; in other processes, serve it and return its exit code.
 
     Args:
-        expansion: The matrix, whose limits the processes keep.
+        expansion: The matrix.
         results: The folder of all runs, which all nodes share.
-        options: Those of the command.
-        run_here: Does what the command asks for, on an engine.
+        options: The options of the command.
+        run_here: Runs the command on an engine.
 
     Raises:
         UsageError: No launcher has started this process, or an option excludes its nodes.
@@ -50,9 +50,9 @@ def run_inside(
 def _launched(options: "Options") -> LaunchedProcess:
     process = launched_process(os.environ)
     if process is None:
-        msg = "--inside is for processes that a launcher has started, and this one is not."
-        why = "It has neither RANK and WORLD_SIZE (torchrun, pods), nor the variables of srun or mpirun."
-        remedy = "Drop --inside; or start it so: srun --ntasks-per-node=1 allranks run --inside …"
+        msg = "--inside needs a process that a launcher has started, and this process has none."
+        why = "Neither RANK and WORLD_SIZE (torchrun, pods) nor the variables of srun or mpirun are set."
+        remedy = "Drop --inside, or start allranks with a launcher: srun --ntasks-per-node=1 allranks run --inside …"
         raise UsageError(msg, why=why, remedy=remedy)
     if options.engine not in {"auto", "process"}:
         msg = f"--inside runs jobs as processes on the launcher's nodes, and the engine {options.engine} does not."
@@ -80,7 +80,7 @@ def _with_others(
         nonce=secrets.token_hex(8),
         local_rank=process.local_rank,
         host=socket.gethostname(),
-        place=host_id(),
+        node_id=host_id(),
     )
     gpus = chosen_inventory(gpu_mode(), options.gpus)
     node = LaunchedNode(results.resolve() / f".inside-{process.launch}", own, gpus, os.environ)

@@ -11,7 +11,7 @@ _EXTRA = 'Write extra = ["--{}=…"], or set SBATCH_{} where allranks runs.'
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """The engine that submits jobs to a SLURM cluster; the user's own file, `allranks/slurm.toml`, takes precedence."""
+    """The engine that submits jobs to a SLURM cluster; the user's file `allranks/slurm.toml` takes precedence."""
 
     extra: tuple[str, ...] = key(
         many(text()),
@@ -19,7 +19,6 @@ class Slurm:
         default=(),
         example=["--partition=gpu", "--account=my-project"],
     )
-    # The folder of its jobs, which all nodes share.
     spool: str | None = key(
         text(),
         "The folder of the jobs, which this host and all nodes share.",
@@ -28,7 +27,6 @@ class Slurm:
         unset="one in the user's cache",
     )
     jobs: int = key(whole(1), "How many jobs are queued or running at most.", default=100, example=20)
-    # What agents run in, with its python3 and what is installed there.
     container: str | None = key(
         text(
             r"^(apptainer|charliecloud|docker|pyxis):.*\S",

@@ -1,4 +1,4 @@
-"""A process of a launch other than process 0: serves its node, and ends as the run does."""
+"""The processes of a launch other than process 0: each serves its node, and returns the run's exit code."""
 
 import json
 import os
@@ -20,18 +20,18 @@ from allranks.matrix.model import Limits
 from allranks.plugins.slurm.agent import node_files, node_supervisor
 from allranks.plugins.slurm.agent.node_files import AgentExit, write_whole
 from allranks.plugins.slurm.launch_files import (
-    BEAT,
-    LOOK_AGAIN,
+    HEARTBEAT,
+    POLL_INTERVAL,
     SESSION,
-    SHARE,
+    SHARE_REMEDY,
+    HeartbeatMonitor,
     LaunchedJob,
     Member,
-    Pulse,
     Session,
-    path_of,
+    member_path,
     read_file,
-    refuse_living,
-    unusable,
+    reject_running_launch,
+    unusable_folder,
     write,
 )
 from allranks.plugins.slurm.shared_folder_job import last_change
@@ -39,47 +39,47 @@ from allranks.plugins.slurm.submission import SUPERVISOR
 from allranks.protocol.config import TimeLimit, share_of
 from allranks.protocol.launcher_variables import outside_of_launchers
 
-_LATER: Final = 10.0
-"""Seconds that process 0 may take longer than its own limit."""
+_MARGIN: Final = 10.0
+"""Seconds by which process 0 may exceed its own limit."""
 
 _GRACE: Final = 12.0
-"""Seconds for a supervisor to end: it gives its agent six, and needs the rest for processes that the agent left."""
+"""Seconds for a supervisor to end: it gives its agent six, and kills processes that the agent left in the rest."""
 
 
 class LaunchedNode:
-    """This process on its node, with the supervisors of jobs, which end by themselves when their jobs do.
+    """This process on its node, and the supervisors of the node's jobs, which end by themselves when their jobs end.
 
-    Supervisors get a signal at the end of the thread that starts them: call all methods in one that lasts.
+    Supervisors get a signal when the thread that started them ends, so call all methods in a thread that outlives them.
 
     Args:
         folder: The folder that all processes of the launch share.
-        member: The process that stands for this node.
+        member: This process.
         inventory: The GPUs of this node.
-        environ: The variables of this process.
+        environ: The environment of this process.
     """
 
     def __init__(self, folder: Path, member: Member, inventory: Inventory, environ: Mapping[str, str]) -> None:
         self.folder = folder
         self.member = member
-        self.path = path_of(folder, member.rank)
+        self.path = member_path(folder, member.rank)
         self._inventory = inventory
         self._environ = environ
-        self._next_beat = time.monotonic()
-        self._seen: set[str] = set()
+        self._next_heartbeat = time.monotonic()
+        self._started: set[str] = set()
         self._running: dict[Path, subprocess.Popen[bytes]] = {}
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Touch the file of this process if that is due."""
-        if (now := time.monotonic()) >= self._next_beat:
-            self._next_beat = now + BEAT
-            with suppress(OSError):  # the others count this process as lost if that lasts
+        if (now := time.monotonic()) >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT
+            with suppress(OSError):  # if this persists, the others count this process as lost
                 os.utime(self.path)
 
-    def follow(self, jobs: Iterable[LaunchedJob]) -> None:
-        """Start the supervisors of new jobs, and report those that have ended without a report of their own."""
+    def update_jobs(self, jobs: Iterable[LaunchedJob]) -> None:
+        """Start the supervisors of new jobs, and report supervisors that ended without reporting it themselves."""
         for job in jobs:
-            if self.member.rank in job.ranks and job.name not in self._seen:
-                self._seen.add(job.name)
+            if self.member.rank in job.ranks and job.name not in self._started:
+                self._started.add(job.name)
                 node = job.ranks.index(self.member.rank)
                 own = self.folder / job.name / f"node-{node}"
                 try:
@@ -99,12 +99,12 @@ class LaunchedNode:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=variables_of(job, node, self._inventory, self._environ),
+                env=supervisor_environment(job, node, self._inventory, self._environ),
                 start_new_session=True,
             )
 
     def close(self) -> None:
-        """End all supervisors, and wait for their ends."""
+        """End all supervisors, and wait until they have ended."""
         deadline = time.monotonic() + _GRACE
         for supervisor in self._running.values():
             supervisor.terminate()
@@ -118,26 +118,28 @@ class LaunchedNode:
 
 
 def _report(own: Path, why: str) -> None:
-    """Report the end of a job's node, unless its supervisor has done so."""
-    with suppress(OSError):  # the job is over, and its folder removed
+    """Report that a job's node has ended, unless its supervisor has done so."""
+    with suppress(OSError):  # the job is over, and its folder has been removed
         if not (own / node_files.EXIT).exists():
             write_whole(own / node_files.EXIT, json.dumps(asdict(AgentExit(status=None, output=why))))
 
 
-def variables_of(job: LaunchedJob, node: int, inventory: Inventory, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a supervisor: those of its node and of the job; of the GPUs, only the job's own."""
+def supervisor_environment(
+    job: LaunchedJob, node: int, inventory: Inventory, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of a supervisor: that of its node and of the job, with only the job's GPUs visible."""
     added = dict(variable.split("=", 1) for variable in job.variables)
     own = without_rank_variables(outside_of_launchers(environ))
     path = os.pathsep.join(filter(None, (added.get("PYTHONPATH", ""), own.get("PYTHONPATH", ""))))
-    # By this address, which only node 0 has, the launcher lets its own processes meet.
+    # An address of the launcher's node 0, for the rendezvous of the launcher's own processes.
     address = {node_supervisor.ADDRESS_VARIABLE: environ["MASTER_ADDR"]} if environ.get("MASTER_ADDR") else {}
-    return {**own, **address, **added, "PYTHONPATH": path, **_visible(job, node, inventory)}
+    return {**own, **address, **added, "PYTHONPATH": path, **_visible_gpus(job, node, inventory)}
 
 
-def _visible(job: LaunchedJob, node: int, inventory: Inventory) -> dict[str, str]:
-    """The variables that show the job its GPUs: those that were leased for it, or the first ones of another node.
+def _visible_gpus(job: LaunchedJob, node: int, inventory: Inventory) -> dict[str, str]:
+    """The variables that make the job's GPUs visible: the leased ones on the lead node, the first ones on the others.
 
-    A node that has too few shows none.
+    A node that has too few GPUs shows none.
     """
     gpus = job.gpus
     if node:
@@ -155,61 +157,61 @@ def follow(node: LaunchedNode, limits: Limits) -> ExitCode:
     Raises:
         EngineError: Process 0 has not come, or is gone.
     """
-    refuse_living(node.path)
+    reject_running_launch(node.path)
     code = None
     try:
         _wait_for_session(node, limits.assembly)
         code = _serve(node, limits.silence)
     except OSError as error:
-        raise unusable(node.folder, error) from error
+        raise unusable_folder(node.folder, error) from error
     except EngineError:
         with ignore_signals():
             node.close()
-            remove_tree(node.folder)  # there is no process 0 that would
+            remove_tree(node.folder)  # process 0, which would do this, is gone
         raise
     finally:
         with ignore_signals():
             node.close()
             with suppress(OSError):
                 node.path.unlink()
-            # Process 0 ends first: a launcher that sees a bad end may end all that are left.
+            # Let process 0 end first: after a nonzero exit code, a launcher may kill all remaining processes.
             deadline = time.monotonic() + limits.silence
-            first = path_of(node.folder, 0)
+            first = member_path(node.folder, 0)
             while code is not None and last_change(first) is not None and time.monotonic() < deadline:
-                time.sleep(LOOK_AGAIN / 5)
+                time.sleep(POLL_INTERVAL / 5)
     return code
 
 
 def _session(node: LaunchedNode) -> Session | None:
-    """The session, if it is that of this launch."""
+    """The session, if it belongs to this launch."""
     session, own = read_file(node.folder / SESSION, Session), node.member
     return session if session and session.nonces[own.rank : own.rank + 1] == (own.nonce,) else None
 
 
 def _wait_for_session(node: LaunchedNode, assembly: float) -> None:
-    deadline = time.monotonic() + assembly + _LATER
+    deadline = time.monotonic() + assembly + _MARGIN
     while _session(node) is None:
         if time.monotonic() > deadline:
-            msg = f"Process 0 of the launcher has not begun a run in {node.folder}."
-            limit = TimeLimit(value=assembly, setting="limits.assembly", margin=_LATER)
-            raise EngineError(msg, why=f"Process {node.member.rank} waited for {limit.words()}.", remedy=SHARE)
+            msg = f"Process 0 of the launcher has not started a run in {node.folder}."
+            limit = TimeLimit(value=assembly, setting="limits.assembly", margin=_MARGIN)
+            raise EngineError(msg, why=f"Process {node.member.rank} waited for {limit.words()}.", remedy=SHARE_REMEDY)
         if read_file(node.path, Member) != node.member:
             with suppress(FileNotFoundError):  # process 0 is just emptying the folder
                 write(node.path, node.member)
-        time.sleep(LOOK_AGAIN)
+        time.sleep(POLL_INTERVAL)
 
 
 def _serve(node: LaunchedNode, silence: float) -> ExitCode:
-    pulse = Pulse(path_of(node.folder, 0), silence)
+    leader = HeartbeatMonitor(member_path(node.folder, 0), silence)
     while True:
         if session := _session(node):
             if session.exit_code is not None:
                 return ExitCode(session.exit_code)
-            node.follow(session.jobs)
-        if pulse.is_lost():
+            node.update_jobs(session.jobs)
+        if leader.is_lost():
             limit = TimeLimit(value=silence, setting="limits.silence")
-            msg = f"Process 0 of the launcher is gone: it gave no sign of life for {limit.words()}."
-            why = f"It has to touch its file in {node.folder}, and to end the run."
-            raise EngineError(msg, why=why, remedy="See its own output; go on with --resume.")
-        node.beat()
-        time.sleep(LOOK_AGAIN)
+            msg = f"Process 0 of the launcher is gone: it sent no heartbeat for {limit.words()}."
+            why = f"It should touch its file in {node.folder} until it ends the run."
+            raise EngineError(msg, why=why, remedy="See its own output, and continue the run with --resume.")
+        node.heartbeat()
+        time.sleep(POLL_INTERVAL)

@@ -1,4 +1,4 @@
-"""The settings of the slurm engine: ``[slurm]`` of the matrix file, and the user's own file."""
+"""The settings of the slurm engine: ``[slurm]`` of the matrix file, and the user's file."""
 
 import os
 from dataclasses import replace
@@ -10,11 +10,11 @@ from allranks.matrix.toml_file import exists, read
 from allranks.plugins.slurm.keys import Slurm
 
 
-def settings_of(matrix: Matrix | None = None) -> Slurm:
-    """The settings of a matrix file, with the keys of the user's own file in their place; arguments for sbatch add up.
+def slurm_settings(matrix: Matrix | None = None) -> Slurm:
+    """The settings of a matrix file, overridden by the user's file; both files' arguments for sbatch are used.
 
     Args:
-        matrix: The matrix; None for the user's settings alone.
+        matrix: The matrix; None for only the user's settings.
 
     Raises:
         MatrixError: The user's file is wrong.
@@ -28,7 +28,7 @@ def settings_of(matrix: Matrix | None = None) -> Slurm:
 
 
 def _expanded(container: str | None) -> str | None:
-    """The container, with this user's variables and home folder in the name of its image."""
+    """The container, with environment variables and ``~`` expanded in its image's name."""
     if container is None:
         return None
     runtime, _, image = container.partition(":")
@@ -36,7 +36,7 @@ def _expanded(container: str | None) -> str | None:
 
 
 def user_file() -> Path | None:
-    """The user's own file (XDG Base Directory Specification); None if this user has no home folder."""
+    """The user's file (XDG Base Directory Specification); None if this user has no home folder."""
     try:
         base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     except RuntimeError:

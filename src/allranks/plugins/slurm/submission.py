@@ -1,4 +1,4 @@
-"""What SLURM is asked for: the command lines and the script of a job, made of its spec alone."""
+"""The batch script and the arguments of sbatch for a job, both made from its spec alone."""
 
 import math
 import shlex
@@ -11,19 +11,19 @@ from allranks.plugins.slurm.container import step_options, supervisor_python
 from allranks.plugins.slurm.keys import Slurm
 
 SUPERVISOR: Final = Path("allranks", "plugins", "slurm", "agent", "node_supervisor.py")
-"""The program of a node's supervisor, below a folder with the package."""
+"""The program of a node's supervisor, relative to the folder of the package."""
 
 _LONGEST_NAME = 140
-"""Characters: the name is also that of a folder, and of its nodes' containers."""
+"""Characters: folders and containers are named after the job."""
 
 
 def job_name(spec: JobSpec) -> str:
-    """The name of an attempt's job and of its folder, unique among all of this user's jobs."""
+    """The name of an attempt's SLURM job and folder, unique among all of this user's jobs."""
     return unique_name(spec.run_id, spec.job_id, str(spec.attempt), longest=_LONGEST_NAME)
 
 
 def script(spec: JobSpec, folder: Path, package: Path, container: str | None = None) -> str:
-    """The batch script: a supervisor on each node, started at once; one that ends does not end the others."""
+    """The batch script: starts a supervisor on all nodes at once; one that ends does not end the others."""
     supervisor = package / SUPERVISOR
     step = [
         *("srun", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--export=ALL"),
@@ -36,15 +36,15 @@ def script(spec: JobSpec, folder: Path, package: Path, container: str | None = N
 
 
 def _cores(spec: JobSpec) -> int:
-    """The cores that a job asks for on each of its nodes: those of the node with the most ranks."""
+    """The cores that a job requests on each node: as many as the node with the most ranks needs."""
     return max(spec.resources_on(node).cpus for node in range(spec.agent.nodes))
 
 
 def request(spec: JobSpec, folder: Path, settings: Slurm) -> list[str]:
-    """The arguments of sbatch for a job. The user's own come last, and win."""
+    """The arguments of sbatch for a job. The user's own come last, so they take precedence."""
     agent = spec.agent
     memory = max(spec.resources_on(node).memory_bytes for node in range(agent.nodes)) >> 20
-    # Our own limit begins when the job is placed; SLURM's is the last resort.
+    # The engine's own limit starts when the job is placed; SLURM's is the last resort.
     minutes = math.ceil((spec.resources.seconds + agent.limits.assembly) / 60) + 2
     return [
         *("--parsable", "--no-requeue", "--no-kill", "--export=ALL"),

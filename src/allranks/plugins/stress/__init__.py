@@ -1,1 +1,1 @@
-"""The plug-in ``stress``: repeats tests, and finds what makes them fail."""
+"""The plug-in ``stress``: repeats tests, and finds the causes of intermittent failures."""

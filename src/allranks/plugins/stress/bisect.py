@@ -1,4 +1,4 @@
-"""``allranks bisect``: which axis of the matrix, or which commit, decides whether a test fails."""
+"""``allranks bisect``: finds the axis of the matrix, or the commit, that decides whether a test fails."""
 
 import argparse
 import math
@@ -15,33 +15,28 @@ from allranks.cli.selection import read_request, selected_jobs
 from allranks.errors import EngineError, ExitCode, UsageError
 from allranks.plugins.stress.command import RepeatOptions
 from allranks.plugins.stress.hooks import BISECT_CODES
-from allranks.plugins.stress.repeated_cells import Counted, Trial, jobs_of_one_suite, most_rounds, repeat_until
+from allranks.plugins.stress.repeated_cells import JobTally, Repeater, jobs_of_one_suite, max_rounds, repeat_until
 from allranks.protocol.rates import needed, unseen_rate
 
 if TYPE_CHECKING:
     from allranks.plugins.stress.deciding_axis import CellRate, DecidingAxis
 
 _MOST: Final = 1000
-"""Repetitions of the test in a cell, or at a commit, unless another number is asked for."""
+"""The default for the most repetitions of the test in a cell, or at a commit."""
 
 
 def _confidence(text: str) -> float:
-    """Parse a confidence in percent.
-
-    Raises:
-        argparse.ArgumentTypeError: The text is none.
-    """
     try:
         found = float(text.removesuffix("%")) / 100
     except ValueError:
         found = math.nan
     if not 0.5 <= found < 1:
-        msg = f"{text!r} is no confidence: take 50 to 99.99 percent"
+        msg = f"{text!r} is not a confidence: use 50 to 99.99 percent"
         raise argparse.ArgumentTypeError(msg)
     return found
 
 
-_SURE = "what to find, and how surely"
+_GOAL = "what to find, and with which confidence"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,125 +47,122 @@ class Options(RepeatOptions):
 
     git: str | None = option(
         "--git GOOD..BAD",
-        _SURE,
+        _GOAL,
         "find the commit of this repository after which the test fails (default: the axis that decides)",
     )
     confidence: float = option(
         "--confidence PERCENT",
-        _SURE,
-        "how sure the answer has to be, in percent (default: 99)",
+        _GOAL,
+        "the confidence that the answer needs, in percent (default: 99)",
         type=_confidence,
         default=0.99,
     )
     most: int = option(
         "--most N",
-        _SURE,
-        f"repeat the test N times at most in a cell, or at a commit (default: {_MOST})",
+        _GOAL,
+        f"repeat the test at most N times in a cell, or at a commit (default: {_MOST})",
         type=whole(1, 1_000_000),
         default=_MOST,
     )
-    json: bool = json_option(_SURE)
+    json: bool = json_option(_GOAL)
 
 
 def run(options: Options) -> ExitCode:
-    """Find what decides."""
+    """Find the axis or the commit."""
     expansion, options = read_request(options)
     check_pytest_args(options.pytest_args)
     jobs = jobs_of_one_suite(expansion, selected_jobs(expansion, options))
-    trial = Trial(expansion=expansion, options=options, results=results_of(expansion, options))
+    repeater = Repeater(expansion=expansion, options=options, results=results_of(expansion, options))
     if options.git is not None:
-        from allranks.plugins.stress.bisect_commits import find_commit  # noqa: PLC0415 - git is needed for commits alone
+        from allranks.plugins.stress.bisect_commits import find_commit  # noqa: PLC0415 - only commits need git
 
-        return find_commit(trial, jobs, options.git)
+        return find_commit(repeater, jobs, options.git)
     if len(jobs) < 2:
-        msg = f"{jobs[0].cell.id} is the only cell that is selected, and no axis can decide."
+        msg = f"No axis can decide, because only one cell is selected: {jobs[0].cell.id}."
         raise UsageError(msg, remedy="Select more cells (`allranks plan` lists them), or name commits: --git GOOD..BAD")
-    counted = [Counted(job=job) for job in jobs]
-    return _answer(counted, _repeated(trial, counted), options)
+    tallies = [JobTally(job=job) for job in jobs]
+    return _answer(tallies, _find_axes(repeater, tallies), options)
 
 
-def _repeated(trial: Trial, counted: Sequence[Counted]) -> "Sequence[DecidingAxis]":
-    """Repeat the test in each cell until an axis decides, or there is none or nothing to decide.
+def _find_axes(repeater: Repeater, tallies: Sequence[JobTally]) -> "Sequence[DecidingAxis]":
+    """Repeat the test in each cell until an axis decides, or the most repetitions are done.
 
     Raises:
-        EngineError: No job could run it, for the infrastructure.
-        UsageError: Nor for its own sake.
+        EngineError: No job could run it, due to the infrastructure.
+        UsageError: No job could run it, due to the test.
     """
     from allranks.plugins.stress.deciding_axis import deciding_axes  # noqa: PLC0415 - no other command needs it
 
-    most, confidence = trial.options.most, trial.options.confidence
+    most, confidence = repeater.options.most, repeater.options.confidence
     found: list[DecidingAxis] = []
 
     def is_enough() -> bool:
-        worst = max(counted, key=lambda each: each.bad / max(1, each.runs))
-        found[:] = deciding_axes(rates_of(counted), confidence, most_rounds(most))
+        worst = max(tallies, key=lambda tally: tally.bad / max(1, tally.runs))
+        found[:] = deciding_axes(cell_rates(tallies), confidence, max_rounds(most))
         passes = min(most, needed(worst.bad, worst.runs, 1 - confidence))
-        return bool(found) and all(each.bad or each.why or each.runs >= passes for each in counted)
+        return bool(found) and all(tally.bad or tally.why or tally.runs >= passes for tally in tallies)
 
-    (warn if trial.options.json else say)(
-        f"repeating the test in {len(counted)} cells, results in {_here(trial.results)}"
-    )
-    code = repeat_until(is_enough, trial, counted)
+    results = repeater.results
+    shown = results.relative_to(Path.cwd()) if results.is_relative_to(Path.cwd()) else results
+    (warn if repeater.options.json else say)(f"repeating the test in {len(tallies)} cells, results in {shown}")
+    code = repeat_until(is_enough, repeater, tallies)
     is_enough()
-    if not any(each.runs for each in counted) and code is not ExitCode.NOTHING_RAN:
+    if not any(tally.runs for tally in tallies) and code is not ExitCode.NOTHING_RAN:
         kind = EngineError if code is ExitCode.INFRASTRUCTURE else UsageError
         msg = "The test could not be run in any cell."
-        raise kind(msg, why=f"{counted[0].job.cell.id}: {counted[0].why}")
+        raise kind(msg, why=f"{tallies[0].job.cell.id}: {tallies[0].why}")
     return found
 
 
-def rates_of(counted: Sequence[Counted]) -> "list[CellRate]":
-    """The rates of the jobs that ran the test, by their axes; the image is one of these if there are several."""
-    from allranks.plugins.stress.deciding_axis import CellRate  # noqa: PLC0415 - see _repeated
+def cell_rates(tallies: Sequence[JobTally]) -> "list[CellRate]":
+    """The rates of the jobs that ran the test, by axes; if there are several images, the image counts as an axis."""
+    from allranks.plugins.stress.deciding_axis import CellRate  # noqa: PLC0415 - see _find_axes
 
-    names_images = len({each.job.image.name for each in counted}) > 1
+    has_images = len({tally.job.image.name for tally in tallies}) > 1
     return [
         CellRate(
-            cell=each.job.cell.id,
-            axes={**each.job.cell.axes(), **({"image": each.job.image.name} if names_images else {})},
-            bad=each.bad,
-            runs=each.runs,
+            cell=tally.job.cell.id,
+            axes={**tally.job.cell.axes(), **({"image": tally.job.image.name} if has_images else {})},
+            bad=tally.bad,
+            runs=tally.runs,
         )
-        for each in counted
-        if each.runs
+        for tally in tallies
+        if tally.runs
     ]
 
 
-def _answer(counted: Sequence[Counted], found: "Sequence[DecidingAxis]", options: Options) -> ExitCode:
-    from allranks.plugins.stress.deciding_axis import in_words  # noqa: PLC0415 - see _repeated
+def _answer(tallies: Sequence[JobTally], found: "Sequence[DecidingAxis]", options: Options) -> ExitCode:
+    from allranks.plugins.stress.deciding_axis import verdict_text  # noqa: PLC0415 - see _find_axes
 
-    ran = [each for each in counted if each.runs]
+    ran = [tally for tally in tallies if tally.runs]
     if not ran:
-        code, words = ExitCode.NOTHING_RAN, "did not run in any cell"
-    elif not any(each.bad for each in ran):
-        code, least = ExitCode.TESTS_FAILED, min(each.runs for each in ran)
+        code, answer = ExitCode.NOTHING_RAN, "did not run in any cell"
+    elif not any(tally.bad for tally in ran):
+        code, least = ExitCode.TESTS_FAILED, min(tally.runs for tally in ran)
         bound = 100 * unseen_rate(least, 1 - options.confidence)
-        words = (
+        answer = (
             f"never failed in {least:,} repetitions in each of {len(ran)} cells: a rate of {bound:.2g} % or more would "
             f"have shown, confidence {100 * options.confidence:g} %"
         )
     else:
-        code, words = ExitCode.OK if found else ExitCode.TESTS_FAILED, in_words(found, rates_of(ran))
-    nodeid = next((each.nodeid for each in ran), "the test")
+        code, answer = ExitCode.OK if found else ExitCode.TESTS_FAILED, verdict_text(found, cell_rates(ran))
+    nodeid = next((tally.nodeid for tally in ran), "the test")
     if options.json:
         say_json(
             exit_code=int(code),
             test=nodeid,
-            answer=words,
-            deciding=[_object(each.axis, each.also, each.predicate, each.confidence) for each in found],
-            cells=[{"cell": e.job.cell.id, "bad": e.bad, "runs": e.runs, "why": e.why or None} for e in counted],
+            answer=answer,
+            deciding=list(map(_object, found)),
+            cells=[{"cell": t.job.cell.id, "bad": t.bad, "runs": t.runs, "why": t.why or None} for t in tallies],
         )
         return code
-    for each in counted:
-        say(f"  {each.job.cell.id:<32} {f'{each.bad:,} of {each.runs:,} failed' if each.runs else each.why}")
-    say(f"{nodeid} {words}")
+    for tally in tallies:
+        say(f"  {tally.job.cell.id:<32} {f'{tally.bad:,} of {tally.runs:,} failed' if tally.runs else tally.why}")
+    say(f"{nodeid} {answer}")
     say(f"exit code {code:d}: {BISECT_CODES[code]}")
     return code
 
 
-def _object(axis: str, also: Sequence[str], predicate: str, confidence: float) -> Mapping[str, object]:
-    return {"axis": axis, "also": list(also), "predicate": predicate, "confidence": round(confidence, 6)}
-
-
-def _here(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+def _object(found: "DecidingAxis") -> Mapping[str, object]:
+    confidence = round(found.confidence, 6)
+    return {"axis": found.axis, "also": list(found.also), "predicate": found.predicate, "confidence": confidence}

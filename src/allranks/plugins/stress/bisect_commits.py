@@ -1,4 +1,4 @@
-"""``allranks bisect --git``: the commit after which a test fails, as surely as was asked."""
+"""``allranks bisect --git``: finds the commit that makes a test fail, with the requested confidence."""
 
 import json
 import math
@@ -16,53 +16,45 @@ from allranks.interruption import interruptible
 from allranks.matrix.model import Job, Matrix
 from allranks.plugins.stress.commit_search import suspects
 from allranks.plugins.stress.git_worktree import GitHistory
-from allranks.plugins.stress.repeated_cells import ENOUGH, Counted, Trial, repeat_until
+from allranks.plugins.stress.repeated_cells import ENOUGH, JobTally, Repeater, repeat_until
 from allranks.protocol.rates import missed, needed, percent, unseen_rate
 from allranks.protocol.xml_text import clipped
 
 _FEWEST: Final = 3
-"""Passes of a good commit at least: a machine has bad moments."""
+"""The fewest passes of a good commit, because the rate may vary with the load of the machine."""
 
 _SHOWN: Final = 10
 
-_PLACES: Final = """
+_IMPORT_FOLDERS: Final = """
 import importlib.metadata as metadata, json, sys
-installed = (json.loads(each.read_text("direct_url.json") or "{}") for each in metadata.distributions())
-urls = (each["url"].removeprefix("file://") for each in installed if each.get("dir_info", {}).get("editable"))
-print(json.dumps([sys.prefix, *filter(None, sys.path), *urls]))
+urls = (json.loads(package.read_text("direct_url.json") or "{}") for package in metadata.distributions())
+editable = (url["url"].removeprefix("file://") for url in urls if url.get("dir_info", {}).get("editable"))
+print(json.dumps([sys.prefix, *filter(None, sys.path), *editable]))
 """
-"""Prints an interpreter's own folder, and those that it imports from: an editable install need not be on its path."""
+"""Prints an interpreter's prefix and the folders that it imports from; editable installs may not be on its path."""
 
 
 @dataclass(kw_only=True)
 class Commits:
-    """What the test has come to at commits.
+    """The results of the test at commits."""
 
-    Attributes:
-        repository: The user's.
-        tree: The worktree in which the test runs.
-        trial: What repeats it there.
-        seen: Each commit that was tried, by its full name.
-        risk: The probability so far that a commit that counts as good is bad.
-    """
-
-    repository: GitHistory
-    tree: GitHistory
-    trial: Trial
+    repository: GitHistory  # the user's
+    tree: GitHistory  # the worktree in which the test runs
+    repeater: Repeater  # repeats the test there
     job: Job
-    seen: dict[str, Counted] = field(default_factory=dict)
-    risk: float = 0.0
+    tallies: dict[str, JobTally] = field(default_factory=dict)  # by the full name of each commit that was tried
+    risk: float = 0.0  # the probability so far that a commit that counts as good is bad
 
-    def measure(self, commit: str) -> Counted:
+    def measure(self, commit: str) -> JobTally:
         """Repeat the test at the bad commit until its rate is known.
 
         Raises:
-            EngineError: It could not be run, for the infrastructure.
+            EngineError: It could not be run, due to the infrastructure.
             UsageError: It could not be run, or it never failed.
         """
         found = self._at(commit)
-        code = repeat_until(lambda: found.bad >= ENOUGH, self.trial, [found])
-        self._tell(commit)
+        code = repeat_until(lambda: found.bad >= ENOUGH, self.repeater, [found])
+        self._report_tally(commit)
         if found.bad:
             return found
         where = f"the bad commit ({self.repository.subject(commit)})"
@@ -70,46 +62,47 @@ class Commits:
             kind = EngineError if code is ExitCode.INFRASTRUCTURE else UsageError
             msg = f"The test could not be run at {where}."
             raise kind(msg, why=f"{found.why}.")
-        bound = 100 * unseen_rate(found.runs, 1 - self.trial.options.confidence)
+        bound = 100 * unseen_rate(found.runs, 1 - self.repeater.options.confidence)
         msg = f"The test never failed at {where}, in {found.runs:,} repetitions."
         remedy = "Repeat it more often (--most), delay ranks (--skew heavy), or name a commit at which it fails."
         raise UsageError(msg, why=f"A rate of {bound:.2g} % or more would have shown.", remedy=remedy)
 
-    def is_bad(self, commit: str, rate: Counted, risk: float) -> bool | None:
+    def is_bad(self, commit: str, rate: JobTally, risk: float) -> bool | None:
         """Whether the test fails at a commit; None if it cannot be run there.
 
         Args:
             commit: Its full name.
-            rate: How often it fails at the bad one.
-            risk: The highest probability that a bad commit counts as good.
+            rate: The results at the bad commit.
+            risk: The highest acceptable probability that a bad commit counts as good.
         """
         found = self._at(commit)
         passes = max(_FEWEST, needed(rate.bad, rate.runs, risk))
-        self.trial.repeat([found], min(passes, self.trial.options.most), until_failure=True)
-        self._tell(commit)
+        self.repeater.repeat([found], min(passes, self.repeater.options.most), until_failure=True)
+        self._report_tally(commit)
         if not found.runs:
             return None
         if not found.bad:
             self.risk += missed(rate.bad, rate.runs, found.runs)
         return bool(found.bad)
 
-    def _at(self, commit: str) -> Counted:
+    def _at(self, commit: str) -> JobTally:
         self.tree.check_out(commit)
-        return self.seen.setdefault(commit, Counted(job=self.job))
+        return self.tallies.setdefault(commit, JobTally(job=self.job))
 
-    def _tell(self, commit: str) -> None:
-        found = self.seen[commit]
-        what = f"{found.bad:,} of {found.runs:,} failed" if found.runs else f"skipped: {found.why}"
-        (warn if self.trial.options.json else say)(f"  {clipped(self.repository.subject(commit), 72):<72} {what}")
+    def _report_tally(self, commit: str) -> None:
+        found = self.tallies[commit]
+        result = f"{found.bad:,} of {found.runs:,} failed" if found.runs else f"skipped: {found.why}"
+        subject = clipped(self.repository.subject(commit), 72)
+        (warn if self.repeater.options.json else say)(f"  {subject:<72} {result}")
 
 
-def find_commit(trial: Trial, jobs: Sequence[Job], text: str) -> ExitCode:
-    """Find the first bad one of some commits, ``GOOD..BAD``, and say it.
+def find_commit(repeater: Repeater, jobs: Sequence[Job], text: str) -> ExitCode:
+    """Find the first bad commit in a range ``GOOD..BAD``, and print it.
 
     Raises:
-        UsageError: The range is none, its commits are not good and bad, or several cells are selected.
+        UsageError: The range is invalid, its ends are not good and bad, or several cells are selected.
     """
-    options, matrix = trial.options, trial.expansion.matrix
+    options, matrix = repeater.options, repeater.expansion.matrix
     if len(jobs) > 1:
         msg = f"{len(jobs)} cells are selected, and --git repeats the test in one."
         raise UsageError(msg, remedy=f"Name the one in which it fails: allranks bisect {jobs[0].cell.id} ...")
@@ -117,11 +110,11 @@ def find_commit(trial: Trial, jobs: Sequence[Job], text: str) -> ExitCode:
     good, bad = _ends(repository, text)
     count = len(repository.between([good], bad))
     if options.engine != "docker":
-        _refuse_own_code(matrix, jobs[0], repository)
-    with interruptible(), repository.worktree(bad) as tree, _own_path(repository.top, tree.top):
+        _reject_editable_install(matrix, jobs[0], repository)
+    with interruptible(), repository.worktree(bad) as tree, _worktree_python_path(repository.top, tree.top):
         moved = _moved(matrix, repository.top, tree.top)
-        here = replace(trial, expansion=replace(trial.expansion, matrix=moved))
-        commits = Commits(repository=repository, tree=tree, trial=here, job=jobs[0])
+        in_tree = replace(repeater, expansion=replace(repeater.expansion, matrix=moved))
+        commits = Commits(repository=repository, tree=tree, repeater=in_tree, job=jobs[0])
         rate = commits.measure(bad)
         risk = (1 - options.confidence) / (2 + math.ceil(math.log2(count)))
         _check_good(commits, good, rate, risk)
@@ -132,58 +125,54 @@ def find_commit(trial: Trial, jobs: Sequence[Job], text: str) -> ExitCode:
 def _ends(repository: GitHistory, text: str) -> tuple[str, str]:
     good, dots, bad = text.partition("..")
     if not (good and dots) or bad.startswith("."):
-        msg = f"{text!r} is no range of commits."
+        msg = f"{text!r} is not a range of commits."
         raise UsageError(msg, remedy="Write GOOD..BAD: --git v1.2..HEAD")
     ends = repository.commit(good), repository.commit(bad or "HEAD")
     if ends[0] == ends[1] or ends[0] not in repository.git("merge-base", "--all", *ends).split():
-        msg = f"{good} does not lead to {bad or 'HEAD'}: there is no commit between them to find."
-        raise UsageError(msg, remedy="Name a good commit among the ancestors of the bad one; see `git merge-base`.")
+        msg = f"There are no commits to search between {good} and {bad or 'HEAD'}."
+        why = "The good commit must be an ancestor of the bad one."
+        raise UsageError(msg, why=why, remedy="Name another good commit; see `git merge-base`.")
     return ends
 
 
-def _check_good(commits: Commits, good: str, rate: Counted, risk: float) -> None:
+def _check_good(commits: Commits, good: str, rate: JobTally, risk: float) -> None:
     is_bad = commits.is_bad(good, rate, risk)
     if is_bad is False:
         return
-    found, where = commits.seen[good], f"the good commit ({commits.repository.subject(good)})"
+    found, where = commits.tallies[good], f"the good commit ({commits.repository.subject(good)})"
     if is_bad:
-        msg = f"The test fails at {where}, too: {found.bad:,} of {found.runs:,} times."
-        raise UsageError(msg, why="Nothing between both can have begun that.", remedy="Name an older good commit.")
+        msg = f"The test also fails at {where}: {found.bad:,} of {found.runs:,} times."
+        why = "So no commit after it can have introduced the failure."
+        raise UsageError(msg, why=why, remedy="Name an older good commit.")
     remedy = "Name a commit that has the test and can run it."
     msg = f"The test could not be run at {where}."
     raise UsageError(msg, why=f"{found.why}.", remedy=remedy)
 
 
-def _refuse_own_code(matrix: Matrix, job: Job, repository: GitHistory) -> None:
-    """Refuse an interpreter that imports the project from the user's checkout: every commit would run the same code.
-
-    Raises:
-        UsageError: It does.
-    """
+def _reject_editable_install(matrix: Matrix, job: Job, repository: GitHistory) -> None:
+    """Reject an interpreter that imports the project from the user's checkout: every commit would run the same code."""
     python = _absolute(matrix)
     if python is None or job.image.project is not None:
         return
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
-            [python, "-c", _PLACES], env=variables, capture_output=True, text=True, check=True, cwd="/"
+            [python, "-c", _IMPORT_FOLDERS], env=variables, capture_output=True, text=True, check=True, cwd="/"
         )
-        prefix, *places = [Path(place).resolve() for place in json.loads(done.stdout)]
+        prefix, *folders = [Path(folder).resolve() for folder in json.loads(done.stdout)]
     except (OSError, ValueError, subprocess.SubprocessError):
-        return  # the run itself says better what is wrong with it
+        return  # the run itself gives a better message
     top = repository.top
-    for place in places:
-        is_its_own = prefix.is_relative_to(top) and place.is_relative_to(prefix)
-        if place.is_relative_to(top) and not is_its_own:
-            msg = f"{python} imports from your checkout ({place}), whichever commit is tested."
-            remedy = (
-                'Name the project in the matrix file, so that each commit has its own: [images.NAME]  project = "."'
-            )
-            raise UsageError(msg, why="An editable install leads there.", remedy=remedy)
+    for folder in folders:
+        is_in_prefix = prefix.is_relative_to(top) and folder.is_relative_to(prefix)
+        if folder.is_relative_to(top) and not is_in_prefix:
+            msg = f"{python} imports from your checkout ({folder}), whichever commit is tested."
+            remedy = 'Set the project in the matrix file, to install it for each commit: [images.NAME]  project = "."'
+            raise UsageError(msg, why="It has an editable install.", remedy=remedy)
 
 
 def _absolute(matrix: Matrix) -> str | None:
-    """The interpreter of the matrix file, which is not looked for in the worktree."""
+    """The interpreter of the matrix file, as a path outside of the worktree."""
     python = matrix.process.python
     return str(matrix.root.resolve() / python) if python and "/" in python else python
 
@@ -195,46 +184,49 @@ def _moved(matrix: Matrix, top: Path, tree: Path) -> Matrix:
 
 
 @contextmanager
-def _own_path(top: Path, tree: Path) -> Iterator[None]:
-    """Let what ``PYTHONPATH`` has of the checkout be that of the worktree, as far as it is committed."""
+def _worktree_python_path(top: Path, tree: Path) -> Iterator[None]:
+    """Replace folders of the checkout in ``PYTHONPATH`` by those of the worktree, if they are committed."""
     before = os.environ.get("PYTHONPATH")
     if before is None:
         yield
         return
-    places = [Path(place).resolve() for place in before.split(os.pathsep) if place]
-    moved = [tree / place.relative_to(top) if place.is_relative_to(top) else place for place in places]
-    own = (new if new.exists() else place for place, new in zip(places, moved, strict=True))
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, own))
+    folders = [Path(folder).resolve() for folder in before.split(os.pathsep) if folder]
+    moved = [tree / folder.relative_to(top) if folder.is_relative_to(top) else folder for folder in folders]
+    existing = (new if new.exists() else folder for folder, new in zip(folders, moved, strict=True))
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, existing))
     try:
         yield
     finally:
         os.environ["PYTHONPATH"] = before
 
 
-def _answer(commits: Commits, rate: Counted, found: Sequence[str]) -> ExitCode:
-    options, subject = commits.trial.options, commits.repository.subject
-    sure, nodeid = percent(1 - commits.risk), next(each.nodeid for each in commits.seen.values() if each.nodeid)
+def _answer(commits: Commits, rate: JobTally, found: Sequence[str]) -> ExitCode:
+    subject, tallies = commits.repository.subject, commits.tallies.values()
+    sure, nodeid = percent(1 - commits.risk), next(tally.nodeid for tally in tallies if tally.nodeid)
     if len(found) == 1:
-        code, passes = ExitCode.OK, sum(each.runs for each in commits.seen.values() if not each.bad)
-        words = (
-            f"begins to fail with {subject(found[0])}: it failed {rate.bad:,} of {rate.runs:,} times at BAD, "
+        code, passes = ExitCode.OK, sum(tally.runs for tally in tallies if not tally.bad)
+        answer = (
+            f"starts to fail with {subject(found[0])}: it failed {rate.bad:,} of {rate.runs:,} times at BAD, "
             f"and none of {passes:,} times at commits before this one, confidence {sure}"
         )
     else:
         code = ExitCode.TESTS_FAILED
-        told = "; ".join(map(subject, found[:_SHOWN]))
+        shown = "; ".join(map(subject, found[:_SHOWN]))
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        words = f"begins to fail with one of {len(found)} commits, of which the others cannot run it: {told}{more}"
-    if options.json:
-        tried = [
-            {"commit": commit, "subject": subject(commit), "bad": e.bad, "runs": e.runs, "why": e.why or None}
-            for commit, e in commits.seen.items()
-        ]
-        confidence = round(1 - commits.risk, 6)
+        answer = f"starts to fail with one of {len(found)} commits, some of which cannot run it: {shown}{more}"
+    if commits.repeater.options.json:
         say_json(
-            exit_code=int(code), test=nodeid, answer=words, suspects=list(found), confidence=confidence, commits=tried
+            exit_code=int(code),
+            test=nodeid,
+            answer=answer,
+            suspects=list(found),
+            confidence=round(1 - commits.risk, 6),
+            commits=[
+                {"commit": commit, "subject": subject(commit), "bad": t.bad, "runs": t.runs, "why": t.why or None}
+                for commit, t in commits.tallies.items()
+            ],
         )
         return code
-    say(f"{nodeid} {words}")
+    say(f"{nodeid} {answer}")
     say(f"exit code {code:d}: {'only skipped commits are left' if code else 'the commit is found'}")
     return code

@@ -1,22 +1,22 @@
-"""Searches the commits between a good and a bad one for the first bad one, as ``git bisect`` does."""
+"""Searches the commits between a good and a bad one for the first bad one, like ``git bisect``."""
 
 from collections.abc import Callable, Collection, Sequence
 
 Between = Callable[[Collection[str], str], Sequence[str]]
-"""The commits that led to a bad one and to no good one, the bad one among them; those that tell most first."""
+"""The ancestors of a bad commit, including itself, that are not ancestors of a good one; best candidates first."""
 
 _LEAPS = 3
-"""After a commit that cannot be tested the next one is further away: its neighbours are likely to be broken, too."""
+"""After a commit that cannot be tested, the next one is further away: its neighbors are probably broken as well."""
 
 
 def suspects(good: str, bad: str, between: Between, judge: Callable[[str], bool | None]) -> Sequence[str]:
     """The commits that may be the first bad one: one, or several if those between could not be tested.
 
     Args:
-        good: A commit without the failure, which led to the bad one.
-        bad: A commit with it.
-        between: Orders those that are left.
-        judge: True if a commit is bad, None if it cannot be tested.
+        good: A commit without the failure, an ancestor of the bad one.
+        bad: A commit with the failure.
+        between: Lists the remaining candidates.
+        judge: Whether a commit is bad; None if it cannot be tested.
     """
     goods, skipped, in_a_row = [good], set[str](), 0
     while True:

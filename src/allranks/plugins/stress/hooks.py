@@ -1,4 +1,4 @@
-"""``allranks stress`` and ``allranks bisect``: repeat tests, and find what makes them fail."""
+"""The commands ``allranks stress`` and ``allranks bisect``."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from allranks.plugin_manager import JUDGES, Command, implements
 BISECT_CODES = {
     ExitCode.OK: "the axis or the commit is found",
     ExitCode.TESTS_FAILED: "no answer: it never failed, no axis decides, or only skipped commits are left",
-    ExitCode.USAGE: "the request is wrong: of --git also if GOOD fails, or BAD never does",
+    ExitCode.USAGE: "the request is wrong; with --git, also if GOOD fails or BAD never fails",
     **{code: MEANING[code] for code in (ExitCode.INFRASTRUCTURE, ExitCode.NOTHING_RAN, ExitCode.INTERRUPTED)},
 }
 """The exit codes of ``allranks bisect``."""
@@ -16,7 +16,7 @@ BISECT_CODES = {
 
 @implements
 def allranks_commands() -> Sequence[Command]:
-    """Add the two commands."""
+    """Add ``stress`` and ``bisect``."""
     package = "allranks.plugins.stress"
     return (
         Command("stress", f"{package}.command", JUDGES, "repeat tests to estimate how often they fail"),

@@ -1,7 +1,6 @@
 """The conftest of a suite fails."""
 
 FAULT = {
-    "world_size": 2,
     "test": "collection",
     "verdict": ("error", "collection"),
     "words": ["cannot be collected"],

@@ -5,8 +5,6 @@ import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "verdict": ("failure", "failed"),
     "leading": [0, 1],
     "ranks": ["failed", "failed"],

@@ -4,7 +4,6 @@ import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
     "test": "test_of_the_protocol",
     "verdict": ("error", "errored"),
     "leading": 1,

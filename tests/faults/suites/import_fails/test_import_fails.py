@@ -1,7 +1,6 @@
 """A module of the suite cannot be imported."""
 
 FAULT = {
-    "world_size": 2,
     "test": "collection",
     "verdict": ("error", "collection"),
     "words": ["test_import_fails.py cannot be collected"],

@@ -3,7 +3,6 @@
 import time
 
 FAULT = {
-    "world_size": 2,
     "test": "collection",
     "limits": {"process_group": 1, "test": 2, "job": 3},
     "verdict": ("error", "collection"),

@@ -3,7 +3,6 @@
 import os
 
 FAULT = {
-    "world_size": 2,
     "test": "collection",
     "verdict": ("error", "collection"),
     "exit_code": 1,

@@ -3,7 +3,6 @@
 import sys
 
 FAULT = {
-    "world_size": 2,
     "test": "collection",
     "verdict": ("error", "collection"),
     "others": {},

@@ -6,8 +6,6 @@ import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
-    "test": "test_fault",
     "verdict": ("failure", "failed"),
     "leading": 1,
     "ranks": ["passed", "failed"],

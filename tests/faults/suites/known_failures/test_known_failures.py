@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 FAULT = {
-    "world_size": 2,
     "test": "test_crashes",
     "verdict": ("error", "crashed"),
     "leading": 1,
@@ -28,7 +27,7 @@ FAULT = {
             "undetermined": "both fail at once",
         },
     },
-    "says": ["expected to fail, and passed: suite/test_known_failures.py::test_passes."],
+    "prints": ["expected to fail, and passed: suite/test_known_failures.py::test_passes."],
     "seconds": 8,
 }
 

@@ -32,6 +32,6 @@ def test_a_fresh_rank_initialises_cuda_and_its_agent_has_not(gang, rank, request
 def opens_cuda(pid):
     """True if a process has the device open through which CUDA, and not NVML, takes memory."""
     try:
-        return any("nvidia-uvm" in str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir())
+        return any("nvidia-uvm" in str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:  # it is not dumpable, or a descriptor was closed meanwhile
         return False

@@ -64,7 +64,7 @@ def job(tmp_path, image):
 
     yield start
     for job in started:
-        (job.folder / files.HANG_UP).touch()
+        (job.folder / files.STOP).touch()
         job.process.wait(PATIENCE)
 
 
@@ -167,7 +167,7 @@ def test_the_end_of_its_input_ends_an_agent_in_its_container_and_all_that_it_lef
     (running.folder / files.GO).touch()
     pids = pids_of(running)
     assert live(pids) == pids, "the numbers of processes are those of the node"
-    (running.folder / files.HANG_UP).touch()
+    (running.folder / files.STOP).touch()
     assert running.ended()["status"] == 130
     assert live(pids) == []
 

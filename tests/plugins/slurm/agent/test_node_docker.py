@@ -12,7 +12,7 @@ import pytest
 from allranks.agent import linux
 from allranks.plugins.slurm.agent import node_docker, node_supervisor
 from allranks.plugins.slurm.agent.node_container import INSIDE, AgentFolders, AgentLaunch, agent_command
-from allranks.plugins.slurm.agent.node_docker import NodeContainer, agent_status, place, remove, sweep
+from allranks.plugins.slurm.agent.node_docker import NodeContainer, agent_status, pid_namespace, remove, remove_orphans
 from allranks.plugins.slurm.agent.node_supervisor import NodeSupervisor
 
 OUTSIDE = AgentFolders(job=Path("/spool/job"), code=Path("/home/me/code"), package=Path("/spool/package"))
@@ -35,7 +35,7 @@ def test_an_agent_runs_as_its_user_on_the_nodes_network_with_no_rights_and_its_f
     launched = launch(("--memory=1",))
     assert launched.command == (
         *("docker", "run", "--rm", "--interactive", "--init", "--name=allranks-job-node1"),
-        *(f"--label=allranks.host={place()}", f"--label=allranks.supervisor={OWN}"),
+        *(f"--label=allranks.host={pid_namespace()}", f"--label=allranks.supervisor={OWN}"),
         *("--log-driver=none", "--network=host", "--cgroupns=private", "--read-only", "--ulimit=core=0"),
         *("--cap-drop=ALL", "--security-opt=no-new-privileges"),
         *(f"--user={os.getuid()}:{os.getgid()}", "--group-add=4242", f"--cpuset-cpus={EVERY_CPU}"),
@@ -111,9 +111,9 @@ def test_only_containers_whose_supervisor_is_certainly_dead_are_swept(client):
         "unknown": f"{os.getpid()}",
     }
     client.listed.write_text("".join(f"{name} {supervisor}\n" for name, supervisor in lines.items()))
-    sweep(client.variables)
+    remove_orphans(client.variables)
     listing, *removals = client.asked
-    assert f"--filter label=allranks.host={place()} --filter label=allranks.supervisor" in listing
+    assert f"--filter label=allranks.host={pid_namespace()} --filter label=allranks.supervisor" in listing
     assert removals == ["rm --force --volumes another-process-now", "rm --force --volumes dead"]
 
 
@@ -124,24 +124,24 @@ def test_a_process_that_may_not_be_looked_at_counts_as_alive(client, monkeypatch
     monkeypatch.setattr(os, "kill", refuse)
     monkeypatch.setattr(linux, "began", lambda _: 0)
     client.listed.write_text("hidden 17.1\n")
-    sweep(client.variables)
+    remove_orphans(client.variables)
     assert not client.asked[1:]
 
 
 def test_a_daemon_that_does_not_answer_is_told_before_anything_starts(client, tmp_path):
     (tmp_path / "docker").write_text("#!/bin/sh\necho no daemon >&2; exit 1\n")
     with pytest.raises(OSError, match="docker ps: no daemon"):
-        sweep(client.variables)
+        remove_orphans(client.variables)
     remove("x", client.variables)  # says nothing: there may be no such container
     with pytest.raises(OSError, match="docker"):
-        sweep({"PATH": "/nowhere"})
+        remove_orphans({"PATH": "/nowhere"})
 
 
 def test_a_client_that_never_returns_is_given_up(client, tmp_path, monkeypatch):
     monkeypatch.setattr(node_docker, "_ANSWER_WITHIN", 0.1)
     (tmp_path / "docker").write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(OSError, match=r"docker ps: no answer in 0\.1 s"):
-        sweep(client.variables)
+        remove_orphans(client.variables)
 
 
 @pytest.fixture

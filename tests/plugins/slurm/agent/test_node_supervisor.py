@@ -64,8 +64,8 @@ def assembly(seconds):
 
 def test_a_node_learns_where_the_first_one_listens(nodes):
     posts = [NodeConfig(node=node, leader="", port=0, token=OWN) for node in (0, 1)]
-    first, held = nodes[0]._meet(posts[0], assembly(5))
-    second, nothing = nodes[1]._meet(posts[1], assembly(5))
+    first, held = nodes[0]._rendezvous(posts[0], assembly(5))
+    second, nothing = nodes[1]._rendezvous(posts[1], assembly(5))
     assert nothing is None
     with held:
         assert (second.leader, second.port) == held.getsockname() == (first.leader, first.port)
@@ -73,15 +73,15 @@ def test_a_node_learns_where_the_first_one_listens(nodes):
 
 
 def test_a_node_whose_first_one_never_comes_says_so(nodes):
-    with pytest.raises(OSError, match=r"node 0 has not told its address within 0\.1 s \(limits\.assembly\)"):
-        nodes[1]._meet(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(0.1))
+    with pytest.raises(OSError, match=r"node 0 has not published its address within 0\.1 s \(limits\.assembly\)"):
+        nodes[1]._rendezvous(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(0.1))
 
 
 @pytest.mark.parametrize(
     "end",
     [
-        lambda _node, folder: (folder / "hang-up").touch(),
-        lambda _node, folder: (folder / "hang-up").write_text("now"),
+        lambda _node, folder: (folder / "stop").touch(),
+        lambda _node, folder: (folder / "stop").write_text("now"),
         lambda _node, folder: shutil.rmtree(folder / "node-1"),
         lambda _node, folder: shutil.rmtree(folder),
         lambda node, _folder: node._note(signal.SIGTERM, None),
@@ -90,8 +90,8 @@ def test_a_node_whose_first_one_never_comes_says_so(nodes):
 def test_a_node_whose_job_is_over_waits_for_the_first_one_no_longer(nodes, tmp_path, end):
     end(nodes[1], tmp_path)
     began = time.monotonic()
-    with pytest.raises(OSError, match="node 0 has not told its address"):
-        nodes[1]._meet(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(5.0))
+    with pytest.raises(OSError, match="node 0 has not published its address"):
+        nodes[1]._rendezvous(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(5.0))
     assert time.monotonic() < began + 3.0
 
 
@@ -116,7 +116,7 @@ def test_processes_that_an_earlier_job_lost_for_want_of_memory_are_not_this_jobs
 
 def test_a_go_after_the_hang_up_does_no_harm(nodes, tmp_path, monkeypatch):
     monkeypatch.setattr(node_supervisor, "end_orphans", lambda: None)  # the other children of this process stay
-    (tmp_path / "hang-up").touch()
+    (tmp_path / "stop").touch()
     code = (
         f"import sys, time; sys.stdin.read(); open({str(tmp_path / 'go')!r}, 'w').close(); time.sleep(1); sys.exit(7)"
     )

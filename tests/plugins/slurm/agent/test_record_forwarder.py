@@ -13,7 +13,7 @@ from allranks.plugins.slurm.agent.record_forwarder import RecordForwarder
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(record_forwarder, "_TRY_AGAIN", 0.02)
+    monkeypatch.setattr(record_forwarder, "_RETRY_DELAY", 0.02)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_all_that_is_written_comes_in_its_order(pipe, tmp_path):
     end.close()
     forwarder.finish(10)
     assert (tmp_path / "stream").read_bytes() == b"0" * 50_000 + b"1" * 50_000 + b"2" * 50_000
-    assert forwarder.trouble == ""
+    assert forwarder.storage_error == ""
 
 
 def test_a_disk_that_was_full_for_a_while_costs_no_byte_and_is_told(pipe, tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_a_disk_that_was_full_for_a_while_costs_no_byte_and_is_told(pipe, tmp_pa
     end.close()
     forwarder.finish(10)
     assert (tmp_path / "stream").read_bytes() == b"a record"
-    assert forwarder.trouble == "No space left on device, for 0 s"
+    assert forwarder.storage_error == "No space left on device, for 0 s"
 
 
 def test_a_disk_that_stays_full_is_given_up(pipe, monkeypatch):
@@ -65,7 +65,7 @@ def test_a_disk_that_stays_full_is_given_up(pipe, monkeypatch):
     end.close()
     forwarder.finish(0.2)
     assert forwarder.stuck > 0.1
-    assert forwarder.trouble.startswith("No space left on device")
+    assert forwarder.storage_error.startswith("No space left on device")
 
 
 def test_a_write_that_hangs_does_not_hold_up_the_writer_and_is_told(pipe, monkeypatch):
@@ -77,7 +77,7 @@ def test_a_write_that_hangs_does_not_hold_up_the_writer_and_is_told(pipe, monkey
     end.write(b"another")
     end.close()
     forwarder.finish(0.3)
-    assert forwarder.trouble.startswith("no answer for")
+    assert forwarder.storage_error.startswith("no answer for")
     awake.set()
     forwarder._thread.join()
 
@@ -90,4 +90,4 @@ def test_a_folder_that_is_gone_is_given_up_at_once(pipe, tmp_path):
     end.close()
     forwarder.finish(10)
     assert time.monotonic() - began < 5
-    assert forwarder.trouble.startswith("No such file or directory")
+    assert forwarder.storage_error.startswith("No such file or directory")

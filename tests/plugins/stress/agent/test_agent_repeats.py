@@ -95,7 +95,7 @@ def test_a_bad_repetition_has_a_name_and_its_gang_is_replaced(run_agent):
     assert len(agent.gangs()) == 3
     assert agent.outcomes(tenth) == ("passed", "failed")
     assert agent.outcomes("test_fifth") == ("failed", "failed")
-    [lead] = [each for each in agent.arrived("test_fifth") if not each.consequence]
+    [lead] = [record for record in agent.arrived("test_fifth") if not record.consequence]
     assert (lead.rank, lead.message[:36]) == (1, "2 of 12 repetitions went wrong: 16.7")
     assert "the fifth" in lead.text
 
@@ -103,7 +103,7 @@ def test_a_bad_repetition_has_a_name_and_its_gang_is_replaced(run_agent):
 def test_a_rank_that_dies_costs_the_repetition_that_it_died_in(run_agent):
     agent = repeated(run_agent, "test_dies", count=4)
     assert (tally(agent).runs, tally(agent).bad) == (4, 1)
-    [name] = [each for each in names(agent) if "(repetition 3, " in each]
+    [name] = [name for name in names(agent) if "(repetition 3, " in name]
     assert agent.outcomes(name)[1] == "crashed"
 
 
@@ -114,7 +114,7 @@ def test_fresh_ranks_where_isolation_asks_for_them(run_agent):
 
 def test_a_test_that_skips_is_not_repeated(run_agent):
     agent = repeated(run_agent, "test_skips or test_fixtures", count=3)
-    runs = {each.nodeid.rpartition("::")[2]: each.tally.runs for each in agent.all(Repeated)}
+    runs = {record.nodeid.rpartition("::")[2]: record.tally.runs for record in agent.all(Repeated)}
     assert runs == {"test_skips": 1, "test_fixtures": 3}
     assert agent.outcomes("test_skips") == ("skipped", "skipped")
 
@@ -126,7 +126,7 @@ def test_several_gangs_at_a_time_share_the_count(run_agent):
 
 def test_the_first_failure_ends_it(run_agent):
     agent = repeated(run_agent, "test_fifth or test_fixtures", count=100, args=("-x",))
-    runs = {each.nodeid.rpartition("::")[2]: each.tally for each in agent.all(Repeated)}
+    runs = {record.nodeid.rpartition("::")[2]: record.tally for record in agent.all(Repeated)}
     assert runs["test_fifth"].bad == 1
     assert runs["test_fixtures"].runs <= 6
 
@@ -134,7 +134,7 @@ def test_the_first_failure_ends_it(run_agent):
 def test_time_ends_it_and_what_never_ran_is_said(run_agent):
     agent = repeated(run_agent, "test_fifth or test_fixtures", seconds=1e-9, isolation="test")
     assert tally(agent).runs == 1
-    assert [len(each.tests) for each in agent.all(NotRun)] == [1]
+    assert [len(record.tests) for record in agent.all(NotRun)] == [1]
 
 
 def test_a_run_that_is_ended_tells_what_was_done(start_agent):
@@ -169,10 +169,10 @@ def test_ranks_are_late_as_the_seed_has_it_and_their_output_says_where(run_agent
     found = {"before the test (call 0 at test_s.py:5)": 0, "allreduce (call 1 at test_s.py:6)": 0}
     for rank in range(2):
         late = [each for seed in seeds if (each := late_rank(LEVELS["heavy"], seed, rank))]
-        told = (agent.results / f"rank-{rank}.log").read_text()
+        report = (agent.results / f"rank-{rank}.log").read_text()
         for call, words in enumerate(found):
-            found[words] += told.count(words)
-            assert told.count(words) == sum(max(each.delay(call)[: call + 1]) >= 0.001 for each in late)
+            found[words] += report.count(words)
+            assert report.count(words) == sum(max(item.delay(call)[: call + 1]) >= 0.001 for item in late)
     assert all(found.values())
 
 
@@ -217,5 +217,5 @@ def test_stops(rank):
 """,
         plugins=stress(count=1, skew="3:stopped:300:1500ms"),
     )
-    told = job.all(Repeated)[-1]
-    assert (told.tally.runs, told.tally.bad) == (1, 0)
+    report = job.all(Repeated)[-1]
+    assert (report.tally.runs, report.tally.bad) == (1, 0)

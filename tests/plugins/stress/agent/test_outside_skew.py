@@ -23,8 +23,8 @@ def rank():
         process.kill()
 
 
-def delay(place, *, rank=1, at=0, seconds=LONG):
-    return Delay(rank=rank, place=place, call=at, seconds=seconds)
+def delay(kind, *, rank=1, at=0, seconds=LONG):
+    return Delay(rank=rank, kind=kind, call=at, seconds=seconds)
 
 
 def wait_for(condition):
@@ -49,9 +49,9 @@ def spinning():
     return found
 
 
-@pytest.mark.parametrize("place", ["stopped", "joining"])
-def test_a_rank_is_stopped_until_the_test_ends(rank, place):
-    with disturbing({1: rank.pid}, [delay(place)]):
+@pytest.mark.parametrize("kind", ["stopped", "joining"])
+def test_a_rank_is_stopped_until_the_test_ends(rank, kind):
+    with disturbing({1: rank.pid}, [delay(kind)]):
         wait_for(lambda: is_stopped(rank))
     assert not is_stopped(rank)
 

@@ -11,7 +11,7 @@ from allranks.agent.supervisor.test_loop import RepetitionJournal
 from allranks.plugins.stress.agent import shrink_run
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.shrink_run import shrink_failures
-from allranks.plugins.stress.agent.skew import delays_of, drawn_delays, milliseconds
+from allranks.plugins.stress.agent.skew import drawn_delays, milliseconds, parse_delays
 from allranks.plugins.stress.agent.stress_run import Repetitions
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome
@@ -19,7 +19,7 @@ from allranks.protocol.records import Passed, RankEnded, Repeated, TestStarted
 
 LIMIT = TimeLimit(value=20, setting="limits.test")
 SEED = 2
-LATE = max((each for each in drawn_delays("heavy", SEED, 2) if each.place == "before"), key=lambda each: each.seconds)
+LATE = max((delay for delay in drawn_delays("heavy", SEED, 2) if delay.kind == "before"), key=lambda item: item.seconds)
 NAME = f"t0 (repetition 3, seed {SEED}, skew"
 
 
@@ -67,11 +67,11 @@ class Played:
 
     def ordered(self, _, command):
         self.orders.append(command)
-        own = [each for each in command.instructions.split(",") if f"{LATE.rank}:{LATE.place}:{LATE.call}:" in each]
-        for each in own:
-            ms = each.rpartition(":")[2].removesuffix("ms")
+        own = [word for word in command.instructions.split(",") if f"{LATE.rank}:{LATE.kind}:{LATE.call}:" in word]
+        for item in own:
+            ms = item.rpartition(":")[2].removesuffix("ms")
             with (self.results / f"rank-{LATE.rank}.log").open("a") as log:
-                log.write(f"--skew: {ms} ms {LATE.place} allreduce (call {LATE.call} at test_x.py:41)\n")
+                log.write(f"--skew: {ms} ms {LATE.kind} allreduce (call {LATE.call} at test_x.py:41)\n")
         return bool(own)
 
     def shrink(self):
@@ -79,7 +79,7 @@ class Played:
             self.run(self.repetitions, turn[0], lambda number, _: number == 3)
         shrink_failures(self.repetitions, self.stress, self.program, self.config, self.results, self.try_again)
         self.repetitions.finish()
-        return [each for each in self.records if isinstance(each, Repeated)][-1].tally.shrunk
+        return [record for record in self.records if isinstance(record, Repeated)][-1].tally.shrunk
 
 
 def ended():
@@ -92,32 +92,34 @@ def test_the_delay_that_matters_is_named_with_rank_and_line_and_both_rates(tmp_p
     ms = milliseconds(LATE.seconds / 2**5)
     assert job.shrink() == (
         f"fails 10 of 10 times if rank {LATE.rank} is {ms} ms late "
-        f"{LATE.place} allreduce (call {LATE.call} at test_x.py:41), 0 of 200 without"
+        f"{LATE.kind} allreduce (call {LATE.call} at test_x.py:41), 0 of 200 without"
     )
-    assert {each.seed for each in job.orders} == {SEED}
+    assert {order.seed for order in job.orders} == {SEED}
     assert job.gangs < len(job.orders) if gang == "module" else job.gangs >= len(job.orders)
 
 
 def test_a_repetition_with_this_delay_alone_is_reported_by_a_name_that_replays_it(tmp_path):
     job = Played(tmp_path)
     why = job.shrink()
-    skew = f"{LATE.rank}:{LATE.place}:{LATE.call}:{milliseconds(LATE.seconds / 2**5)}ms"
-    shown = [each for each in job.records if getattr(each, "nodeid", "") == f"{NAME} {skew})"]
-    assert [type(each) for each in shown] == [TestStarted, RankEnded]
+    skew = f"{LATE.rank}:{LATE.kind}:{LATE.call}:{milliseconds(LATE.seconds / 2**5)}ms"
+    shown = [record for record in job.records if getattr(record, "nodeid", "") == f"{NAME} {skew})"]
+    assert [type(record) for record in shown] == [TestStarted, RankEnded]
     assert shown[1].message == f"{why}: assert 1 == 2"
-    [lead] = [each for each in job.records if isinstance(each, RankEnded) and each.nodeid == "t0" and each.text]
+    [lead] = [
+        record for record in job.records if isinstance(record, RankEnded) and record.nodeid == "t0" and record.text
+    ]
     assert lead.message.endswith(f"; {why}")
 
 
 def test_a_hang_is_known_by_the_time_of_good_repetitions_and_the_delays(tmp_path):
     job = Played(tmp_path)
     job.shrink()
-    late = [each for each in job.limits if LATE.place in job.limits[each]]
+    late = [limit for limit in job.limits if LATE.kind in job.limits[limit]]
     assert list(job.limits)[:2] == [20, 1.5], "first without delays, until one was good"
     assert job.limits[1.5] == "off"
     assert late
     for limit in late:
-        assert limit == round(1.5 + sum(each.seconds for each in delays_of(job.limits[limit])), 1)
+        assert limit == round(1.5 + sum(delay.seconds for delay in parse_delays(job.limits[limit])), 1)
 
 
 @pytest.mark.parametrize("change", [{"skew": "off"}, {"skew": "0:before:1:5ms"}, {"launches": 2}], ids=str)

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.plugins.stress.agent.shrinking import Shrunk, sentence, shrink, smallest, tries_for
-from allranks.plugins.stress.agent.skew import Delay, delays_of, drawn_delays
+from allranks.plugins.stress.agent.skew import Delay, drawn_delays, parse_delays
 
 PARTS = st.sets(st.integers(0, 60), min_size=1)
 
 
-def late(rank=1, call=2, seconds=0.04, place="before"):
-    return Delay(rank=rank, place=place, call=call, seconds=seconds)
+def late(rank=1, call=2, seconds=0.04, kind="before"):
+    return Delay(rank=rank, kind=kind, call=call, seconds=seconds)
 
 
 class Race:
@@ -29,8 +29,8 @@ class Race:
         self.asked = 0
 
     def count(self, skew, tries, enough):
-        late = {(each.rank, each.place, each.call): each.seconds for each in delays_of(skew)}
-        has_all = all(late.get(place, 0) >= seconds for place, seconds in self.needed.items())
+        late = {(delay.rank, delay.kind, delay.call): delay.seconds for delay in parse_delays(skew)}
+        has_all = all(late.get(key, 0) >= seconds for key, seconds in self.needed.items())
         bad = runs = 0
         while runs < tries and bad < enough:
             runs += 1
@@ -54,7 +54,7 @@ def test_nothing_of_the_result_can_be_left_out_whatever_fails(parts, salt):
 
     found = list(smallest(parts, fails))
     assert fails(found)
-    assert len(found) == 1 or not any(fails(found[:place] + found[place + 1 :]) for place in range(len(found)))
+    assert len(found) == 1 or not any(fails(found[:index] + found[index + 1 :]) for index in range(len(found)))
 
 
 def test_a_search_of_few_among_many_asks_little():
@@ -66,11 +66,11 @@ def test_a_search_of_few_among_many_asks_little():
 @pytest.mark.parametrize("rate", [1.0, 0.7, 0.3])
 def test_the_delay_that_matters_is_found_at_any_rate_and_shortened(rate):
     drawn = drawn_delays("heavy", 2, 2)
-    longest = max(drawn, key=lambda each: each.seconds)
-    race = Race({(longest.rank, longest.place, longest.call): longest.seconds / 3}, rate, seed=1)
+    longest = max(drawn, key=lambda item: item.seconds)
+    race = Race({(longest.rank, longest.kind, longest.call): longest.seconds / 3}, rate, seed=1)
     found = shrink(drawn, race.count, race.count)
     [delay] = found.delays
-    assert (delay.rank, delay.place, delay.call) == (longest.rank, longest.place, longest.call)
+    assert (delay.rank, delay.kind, delay.call) == (longest.rank, longest.kind, longest.call)
     assert longest.seconds / 3 <= delay.seconds <= longest.seconds
     assert found.bad >= found.runs * rate / 3
     assert (found.bad_without, found.runs_without) == (0, 200)
@@ -79,7 +79,7 @@ def test_the_delay_that_matters_is_found_at_any_rate_and_shortened(rate):
 def test_a_delay_at_the_edge_is_made_longer_until_it_shows_the_failure_each_time():
     class Edge(Race):
         def count(self, skew, tries, enough):
-            [delay] = delays_of(skew) or [late(seconds=0)]
+            [delay] = parse_delays(skew) or [late(seconds=0)]
             self.rate = min(1.0, delay.seconds / 0.02)
             return super().count(skew, tries, enough)
 
@@ -98,7 +98,7 @@ def test_of_many_delays_those_that_were_made_are_searched_first():
 
 
 def test_delays_of_calls_are_named_if_they_are_enough():
-    drawn = [late(place="stopped", call=20), *(late(call=call) for call in range(1, 30))]
+    drawn = [late(kind="stopped", call=20), *(late(call=call) for call in range(1, 30))]
 
     class Either(Race):
         def count(self, skew, tries, enough):
@@ -110,20 +110,20 @@ def test_delays_of_calls_are_named_if_they_are_enough():
 
 
 @pytest.mark.parametrize("outside", ["stopped", "throttled", "crowded"])
-@pytest.mark.parametrize(("place", "call"), [("before", 0), ("after", 3), ("after", 40)])
-def test_a_disturbed_rank_is_named_by_the_call_at_which_it_may_be_late_instead(outside, place, call):
-    stopped = late(place=outside, call=20)
-    needed = (stopped.rank, place, call)
+@pytest.mark.parametrize(("kind", "call"), [("before", 0), ("after", 3), ("after", 40)])
+def test_a_disturbed_rank_is_named_by_the_call_at_which_it_may_be_late_instead(outside, kind, call):
+    stopped = late(kind=outside, call=20)
+    needed = (stopped.rank, kind, call)
 
     class Either(Race):
         def count(self, skew, tries, enough):
-            found = {(each.rank, each.place, each.call) for each in delays_of(skew)}
+            found = {(delay.rank, delay.kind, delay.call) for delay in parse_delays(skew)}
             self.rate = float(bool(found & {needed, (1, outside, 20)}))
             return super().count(skew, tries, enough)
 
     race = Either({})
     [found] = shrink([late(rank=0), stopped, late(rank=0, call=4)], race.count, race.count).delays
-    assert (found.rank, found.place, found.call) == (needed if call < 8 else (1, outside, 20))
+    assert (found.rank, found.kind, found.call) == (needed if call < 8 else (1, outside, 20))
 
 
 def test_two_delays_that_are_needed_together_are_both_found():
@@ -160,7 +160,7 @@ def test_what_does_not_fail_again_is_said():
     race = Race({}, rate=0.0)
     found = shrink([late()], race.count, race.count)
     assert found == Shrunk(runs=60)
-    assert sentence(found, {}) == "the delays of its most frequent failure did not show it again in 60 repetitions"
+    assert sentence(found, {}) == "the delays of its most frequent failure did not reproduce it in 60 repetitions"
 
 
 def test_a_search_without_time_keeps_what_it_has():
@@ -195,7 +195,7 @@ def test_the_sentence_names_rank_delay_and_place_of_each_side():
 
 
 @pytest.mark.parametrize(
-    ("place", "words"),
+    ("kind", "words"),
     [
         ("joining", "rank 1 joins its gang 40 ms late"),
         ("stopped", "rank 1 is stopped for 40 ms, 2 ms into the test"),
@@ -204,6 +204,6 @@ def test_the_sentence_names_rank_delay_and_place_of_each_side():
         ("busy", "1 busy processes run for 40 ms, 2 ms into the test"),
     ],
 )
-def test_the_sentence_says_what_was_done_from_outside(place, words):
-    shrunk = Shrunk(delays=(late(place=place),), bad=9, runs=10, runs_without=200)
+def test_the_sentence_says_what_was_done_from_outside(kind, words):
+    shrunk = Shrunk(delays=(late(kind=kind),), bad=9, runs=10, runs_without=200)
     assert sentence(shrunk, {}) == f"fails 9 of 10 times if {words}, 0 of 200 without"

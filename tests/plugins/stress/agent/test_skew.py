@@ -9,13 +9,13 @@ from allranks.plugins.stress.agent.skew import (
     MOST_CALLS,
     Delay,
     LateRank,
-    delays_of,
     drawn_delays,
     drawn_outside,
+    format_delays,
     late_rank,
     lateness,
-    skew_of,
-    stretch,
+    max_delay,
+    parse_delays,
 )
 
 
@@ -62,36 +62,36 @@ def test_delays_are_of_all_magnitudes():
 
 
 DELAYS = (
-    Delay(rank=1, place="before", call=2, seconds=0.04),
-    Delay(rank=1, place="after", call=2, seconds=0.0012),
-    Delay(rank=0, place="before", call=0, seconds=1.23),
+    Delay(rank=1, kind="before", call=2, seconds=0.04),
+    Delay(rank=1, kind="after", call=2, seconds=0.0012),
+    Delay(rank=0, kind="before", call=0, seconds=1.23),
 )
 
 
 def test_delays_that_are_named_are_the_only_ones():
-    skew = skew_of(DELAYS)
+    skew = format_delays(DELAYS)
     assert skew == "1:before:2:40ms,1:after:2:1.2ms,0:before:0:1230ms"
-    assert delays_of(skew) == DELAYS
+    assert parse_delays(skew) == DELAYS
     assert [lateness(skew, 7, 1).delay(call) for call in range(4)] == [(0, 0), (0, 0), (0.04, 0.0012), (0, 0)]
     assert lateness(skew, 7, 2) is None
-    assert stretch(skew, 8) == pytest.approx(1.2712)
+    assert max_delay(skew, 8) == pytest.approx(1.2712)
 
 
 def test_no_delays_are_a_skew_of_their_own():
-    assert skew_of([]) == "off"
-    assert (delays_of("off"), lateness("off", 7, 0), stretch("off", 8)) == ((), None, 0)
+    assert format_delays([]) == "off"
+    assert (parse_delays("off"), lateness("off", 7, 0), max_delay("off", 8)) == ((), None, 0)
 
 
 def test_what_the_supervisor_does_is_drawn_from_the_seed_and_can_be_named():
     drawn = [drawn_outside("heavy", seed, 2) for seed in range(400)]
     assert drawn == [drawn_outside("heavy", seed, 2) for seed in range(400)]
-    kinds = Counter(each.place for some in drawn for each in some)
+    kinds = Counter(delay.kind for some in drawn for delay in some)
     assert kinds.keys() == {"joining", "stopped", "throttled", "crowded", "busy"}
     assert sum(not some for some in drawn) > 100, "most repetitions are left alone"
     for some in drawn:
-        named = drawn_outside(skew_of(some), 8, 2)
-        assert [(each.rank, each.place, each.call) for each in named] == [(e.rank, e.place, e.call) for e in some]
-        assert sum(each.seconds for each in some) <= stretch("heavy", 2) - 2 * LEVELS["heavy"].most
+        named = drawn_outside(format_delays(some), 8, 2)
+        assert [(delay.rank, delay.kind, delay.call) for delay in named] == [(e.rank, e.kind, e.call) for e in some]
+        assert sum(delay.seconds for delay in some) <= max_delay("heavy", 2) - 2 * LEVELS["heavy"].most
 
 
 def test_calls_are_delayed_only_as_delays_of_calls_have_it():
@@ -101,21 +101,21 @@ def test_calls_are_delayed_only_as_delays_of_calls_have_it():
 
 @pytest.mark.parametrize("text", ["", "1:before:2", "1:beside:2:40ms", "1:before:2:40s", "1:before:2:40ms,", "heavier"])
 def test_what_names_no_delay_is_refused(text):
-    with pytest.raises(ValueError, match="is no delay"):
-        delays_of(text)
+    with pytest.raises(ValueError, match="is not a delay"):
+        parse_delays(text)
 
 
 def test_the_delays_of_a_repetition_can_be_named_and_end_with_the_rank_s_share():
     for seed in range(40):
         delays = drawn_delays("heavy", seed, 2)
         for rank in range(2):
-            own = [each for each in delays if each.rank == rank and each.place in {"before", "after"}]
-            assert sum(each.seconds for each in own) <= LEVELS["heavy"].most + 1e-9
+            own = [delay for delay in delays if delay.rank == rank and delay.kind in {"before", "after"}]
+            assert sum(delay.seconds for delay in own) <= LEVELS["heavy"].most + 1e-9
             drawn, left = lateness("heavy", seed, rank), LEVELS["heavy"].most
             if drawn is None:
                 assert not own
                 continue
-            named = lateness(skew_of(delays), seed, rank)
+            named = lateness(format_delays(delays), seed, rank)
             for call in range(1, min(MOST_CALLS, 50)):
                 if max(drawn.delay(call)) < left / 100:
                     assert named.delay(call) == pytest.approx(drawn.delay(call), rel=0.01)

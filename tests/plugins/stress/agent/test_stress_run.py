@@ -8,10 +8,10 @@ from allranks.agent.program import ItemOptions, Program
 from allranks.agent.supervisor.test_loop import RepetitionJournal
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.stress_run import (
-    MOST_ALIKE,
     MOST_KEPT,
     MOST_NOTES,
-    MOST_OF_A_GANG,
+    MOST_PER_GANG,
+    MOST_PER_KIND,
     TURN,
     Repetitions,
 )
@@ -34,8 +34,8 @@ class Job:
 
     def __post_init__(self):
         terms = [
-            ItemOptions(gang=("test" if each == "t" else each,), has_process_group=True, limit=LIMIT)
-            for each in self.gangs
+            ItemOptions(gang=("test" if gang == "t" else gang,), has_process_group=True, limit=LIMIT)
+            for gang in self.gangs
         ]
         tests = tuple(f"t{number}" for number in range(len(terms)))
         program = Program(tests=tests, options=tuple(terms), maxfail=self.maxfail)
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def tallies(self):
-        return {each.nodeid: each.tally for each in self.all(Repeated)}
+        return {record.nodeid: record.tally for record in self.all(Repeated)}
 
     def repeat(self, index, *, bad="", seconds=0.01, **more):
         number = self.repetitions.begin(index)
@@ -97,8 +97,8 @@ def test_a_gang_that_others_wait_for_ends_its_turn_after_one_pass_and_a_while():
 
 
 def test_a_gang_is_renewed_after_many_repetitions():
-    job = Job("a", Stress(count=2 * MOST_OF_A_GANG))
-    assert len(job.turn()) == MOST_OF_A_GANG
+    job = Job("a", Stress(count=2 * MOST_PER_GANG))
+    assert len(job.turn()) == MOST_PER_GANG
 
 
 def test_the_test_with_the_fewest_repetitions_is_first_after_a_failure():
@@ -120,7 +120,7 @@ def test_tests_without_a_repetition_are_told_of():
     job.turn(seconds=2.0)
     assert job.turn() is None
     job.repetitions.finish()
-    assert [each.tests for each in job.all(NotRun)] == [("t1",)]
+    assert [record.tests for record in job.all(NotRun)] == [("t1",)]
 
 
 def test_what_passes_leaves_a_count_and_its_last_records():
@@ -154,11 +154,11 @@ def test_bad_repetitions_are_kept_by_name_up_to_a_few_dozen_that_are_alike():
         job.repeat(0, bad="otherwise")
     job.journal.conclude()
     job.repetitions.finish()
-    names = [each.nodeid for each in job.all(TestStarted)]
+    names = [record.nodeid for record in job.all(TestStarted)]
     assert names[:3] == ["t0", "t0 (repetition 1, seed 0, skew light)", "t0 (repetition 2, seed 0, skew light)"]
-    assert len(names) == 1 + 2 * MOST_ALIKE
+    assert len(names) == 1 + 2 * MOST_PER_KIND
     tally = job.tallies["t0"]
-    assert (tally.bad, tally.kept, tally.first_bad) == (200, 2 * MOST_ALIKE, 1)
+    assert (tally.bad, tally.kept, tally.first_bad) == (200, 2 * MOST_PER_KIND, 1)
 
 
 def test_the_bad_repetitions_of_a_job_have_a_limit():
@@ -168,7 +168,7 @@ def test_the_bad_repetitions_of_a_job_have_a_limit():
             job.repeat(index, bad=f"{index}")
     job.journal.conclude()
     job.repetitions.finish()
-    assert sum(each.kept for each in job.tallies.values()) == MOST_KEPT
+    assert sum(tally.kept for tally in job.tallies.values()) == MOST_KEPT
 
 
 def test_each_tally_comes_with_the_counts_of_all_tests():
@@ -176,10 +176,10 @@ def test_each_tally_comes_with_the_counts_of_all_tests():
     for index, bad in ((0, ""), (1, "assert 1 == {}"), (0, ""), (1, "")):
         job.repeat(index, bad=bad, seconds=2)
     job.journal.conclude()
-    told = [(each.nodeid, each.tally.runs, each.runs, each.bad) for each in job.all(Repeated)]
+    report = [(record.nodeid, record.tally.runs, record.runs, record.bad) for record in job.all(Repeated)]
     starts = [("t0", 0, 0, 0), ("t1", 0, 0, 0)]
-    assert [each for each in told if each in starts] == starts
-    assert [each for each in told if each not in starts] == [
+    assert [item for item in report if item in starts] == starts
+    assert [item for item in report if item not in starts] == [
         ("t0", 1, 1, 0),
         ("t1", 1, 2, 1),
         ("t0", 2, 3, 1),
@@ -192,8 +192,8 @@ def test_a_test_is_said_to_be_repeated_before_any_repetition_has_a_name_of_its_o
     job = Job("a", Stress(count=3, skew=skew))
     job.repeat(0, bad="assert 1 == 2")
     job.journal.conclude()
-    of_test = [each for each in job.records if getattr(each, "nodeid", "").startswith("t0")]
-    assert [type(each) for each in of_test[:3]] == [TestStarted, Repeated, TestStarted]
+    of_test = [record for record in job.records if getattr(record, "nodeid", "").startswith("t0")]
+    assert [type(record) for record in of_test[:3]] == [TestStarted, Repeated, TestStarted]
     assert of_test[1].nodeid == "t0"
     assert "(repetition 1" in of_test[2].nodeid
     assert of_test[1].tally.command == "stress"
@@ -204,7 +204,7 @@ def test_the_failure_to_search_is_the_first_of_the_most_frequent_kind():
     for bad in ("", "rare", "", "assert {} == 0", "assert {} == 0", "", "other"):
         job.repeat(0, bad=bad)
     job.journal.conclude()
-    assert [each.number for each in job.repetitions.typical_failures()] == [4]
+    assert [failure.number for failure in job.repetitions.typical_failures()] == [4]
 
 
 def test_a_test_with_a_bad_repetition_fails_with_its_rate():
@@ -213,7 +213,7 @@ def test_a_test_with_a_bad_repetition_fails_with_its_rate():
         job.repeat(0, bad="no" if number == 2 else "", text="where")
     job.journal.conclude()
     job.repetitions.finish()
-    other, lead = [each for each in job.all(RankEnded) if each.nodeid == "t0"]
+    other, lead = [record for record in job.all(RankEnded) if record.nodeid == "t0"]
     assert (lead.rank, lead.outcome, lead.text) == (0, Outcome.FAILED, "no\nwhere")
     assert lead.message.startswith("1 of 4 repetitions went wrong: 25 % (95 % interval 4.6 to 69.9 %)")
     assert (other.rank, other.caused_by, other.consequence) == (1, 0, True)

@@ -1,8 +1,8 @@
-"""The command that starts a node's agent: as it is, or in a container of Charliecloud or Apptainer.
+"""The command that starts a node's agent: directly, or in a container of Charliecloud or Apptainer.
 
-Neither changes the user, the numbers of processes or the network, so the agent's standard input, its process group and
-signals are the same inside as outside. Charliecloud's ch-run becomes the agent (exec); whatever Apptainer leaves
-between the two is the supervisor's child, and ends with its group. For Docker see :mod:`.node_docker`.
+Neither changes the user, the process ids or the network, so the agent's standard input, process group and signals are
+the same inside as outside. Charliecloud's ch-run execs the agent; any process that Apptainer leaves between supervisor
+and agent is the supervisor's child, and ends with its process group. For Docker see :mod:`.node_docker`.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ class AgentFolders:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentLaunch:
-    """How an agent is started."""
+    """The command that starts an agent, and its environment."""
 
     command: tuple[str, ...]
     variables: Mapping[str, str]
-    container: str = ""  # the name of the container that it is in, if that does not end with this command; else empty
+    container: str = ""  # the name of the agent's container, if it may outlive this command
 
 
 TMP: Final = Path("/tmp")  # noqa: S108 - the container's own
@@ -37,18 +37,18 @@ _MOUNT_POINTS: Final = "allranks"
 INSIDE: Final = AgentFolders(
     job=TMP / _MOUNT_POINTS / "job", code=TMP / _MOUNT_POINTS / "code", package=TMP / _MOUNT_POINTS / "package"
 )
-"""The folders in a container: below /tmp, where the node's scratch folder is mounted, because a read-only image need
-not have any other mount points, and neither runtime can always add them."""
+"""The folders in a container. They are below /tmp, where the node's scratch folder is mounted, because a read-only
+image may lack other mount points, and the runtimes cannot always add them."""
 
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""That of images that set none, which is also Docker's."""
+"""The PATH of images that set none, as with Docker."""
 
-OF_THE_HOST: Final = ("PYTHONHOME", "TMPDIR")
-"""Variables that name folders of the node, and have a meaning in the container."""
+HOST_VARIABLES: Final = ("PYTHONHOME", "TMPDIR")
+"""Variables that name folders of the node, and would be misread in the container."""
 
 
 def agent_command(python: str, folders: AgentFolders, node: int) -> tuple[str, ...]:
-    """The agent of a node, with its folders as it sees them."""
+    """The command of a node's agent, with the paths of its folders as it sees them."""
     own = folders.job / f"node-{node}"
     return (
         *(python, *ISOLATED, str(folders.package / "allranks" / "agent" / "__main__.py")),
@@ -62,25 +62,25 @@ def agent_command(python: str, folders: AgentFolders, node: int) -> tuple[str, .
 def contained(
     container: str, agent: tuple[str, ...], outside: AgentFolders, scratch: Path, variables: Mapping[str, str]
 ) -> AgentLaunch:
-    """The agent in a container.
+    """The command that starts the agent in a container.
 
     Args:
         container: ``RUNTIME:IMAGE``.
         agent: The agent's command, with the folders of :data:`INSIDE`.
         outside: The folders on the node.
         scratch: The folder that becomes the container's /tmp; :func:`make_mount_points` has prepared it.
-        variables: The agent's environment on the node. GPUs are wanted if it names any.
+        variables: The agent's environment on the node. GPUs are made available if it names any.
 
     Raises:
-        ValueError: This node has no such runtime.
+        ValueError: The runtime is unknown.
     """
     runtime, _, image = container.partition(":")
-    kept = {name: value for name, value in variables.items() if name not in OF_THE_HOST}
+    kept = {name: value for name, value in variables.items() if name not in HOST_VARIABLES}
     kept["PYTHONPATH"] = str(INSIDE.package)
     match runtime:
         case "charliecloud":
             entry = (*charliecloud(image, outside), *agent)
-            # ch-run mounts this folder at /tmp, and unsets the variable inside; without USER it refuses to start.
+            # ch-run mounts TMPDIR at /tmp, and unsets the variable inside. It refuses to start without USER.
             return AgentLaunch(command=entry, variables={"USER": "user", **kept, "TMPDIR": str(scratch)})
         case "apptainer":
             entry = (*apptainer(image, outside, scratch, kept.get("CUDA_VISIBLE_DEVICES", "")), *agent)
@@ -90,18 +90,18 @@ def contained(
 
 
 def make_mount_points(scratch: Path) -> None:
-    """Make empty folders that the folders of the node are mounted on."""
+    """Make the empty folders on which the folders of the node are mounted."""
     for name in (INSIDE.job, INSIDE.code, INSIDE.package):
         (scratch / _MOUNT_POINTS / name.name).mkdir(parents=True)
 
 
 def charliecloud(image: str, outside: AgentFolders) -> tuple[str, ...]:
-    """The beginning of a command in a container of Charliecloud 0.31 or later (ch-run(1)).
+    """The prefix of a command in a container of Charliecloud 0.31 or later (ch-run(1)).
 
-    It cannot bind a folder read-only. It has the host's devices, and a GPU's libraries if ``ch-fromhost --nvidia`` has
-    put them into the image.
+    Charliecloud cannot bind a folder read-only. The container has the host's devices, and a GPU's libraries if
+    ``ch-fromhost --nvidia`` has put them into the image.
     """
-    own = Path(image, "ch", "environment")  # ch-convert(1) puts the variables of a Docker image there
+    own = Path(image, "ch", "environment")  # where ch-convert(1) puts the variables of a Docker image
     return (
         "ch-run",
         *(f"--bind={source}:{target}" for source, target in mounts(outside)),
@@ -113,13 +113,13 @@ def charliecloud(image: str, outside: AgentFolders) -> tuple[str, ...]:
 
 
 def apptainer(image: str, outside: AgentFolders, scratch: Path, gpus: str) -> tuple[str, ...]:
-    """The beginning of a command in a container of Apptainer 1.0 or later, without the user's home.
+    """The prefix of a command in a container of Apptainer 1.0 or later, without the user's home.
 
     Args:
-        image: A file or folder, or a reference as in ``docker://name``.
+        image: A file or folder, or a reference such as ``docker://name``.
         outside: The folders on the node.
         scratch: The container's /tmp.
-        gpus: NVIDIA's devices, with commas; empty for none.
+        gpus: NVIDIA devices, separated by commas; empty for none.
     """
     job, *others = mounts(outside)
     return (
@@ -133,5 +133,5 @@ def apptainer(image: str, outside: AgentFolders, scratch: Path, gpus: str) -> tu
 
 
 def mounts(outside: AgentFolders) -> tuple[tuple[Path, Path], ...]:
-    """Which folder of the node is mounted where; the job's first, which alone is written to."""
+    """Pairs of source on the node and target in the container; only the first, the job's folder, is writable."""
     return (outside.job, INSIDE.job), (outside.code, INSIDE.code), (outside.package, INSIDE.package)

@@ -1,10 +1,10 @@
-"""A node's agent in a container of Docker: how it is started, and removed in every case.
+"""A node's agent in a container of Docker: how it is started, and reliably removed.
 
 The container is a child of the daemon, so neither SLURM's signals nor its limits reach it::
 
-    docker run ──> its client has ended, however ──> docker rm --force
-       └── the supervisor was killed ──> the container's input ends, and so does the agent, unless it is stuck
-                                    └──> the next supervisor on this node removes what is left
+    docker run ──> the client ends for any reason ──> docker rm --force
+       └── the supervisor is killed ──> the container's input ends, and so does the agent, unless it is stuck
+                                   └──> the next supervisor on this node removes the container
 """
 
 import hashlib
@@ -17,33 +17,33 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import linux
-from allranks.plugins.slurm.agent.node_container import INSIDE, OF_THE_HOST, TMP, AgentFolders, AgentLaunch, mounts
+from allranks.plugins.slurm.agent.node_container import HOST_VARIABLES, INSIDE, TMP, AgentFolders, AgentLaunch, mounts
 
 RUNTIME: Final = "docker"
 
 HOST_LABEL: Final = "allranks.host"
-"""The place of a container's owner. The docker engine's owners hold locks, and their places have other names."""
+"""The :func:`pid_namespace` of a container's owner. The docker engine's labels differ: its owners hold locks."""
 
 SUPERVISOR_LABEL: Final = "allranks.supervisor"
-"""The owner of a container: the id of its process, and when that began."""
+"""The owner of a container: its process id and start time."""
 
 _ANSWER_WITHIN: Final = 60.0
 """Seconds for an answer of the daemon, which may be busy with the end of a container."""
 
 _PERIOD: Final = 100_000
-"""Microseconds, the kernel's own period for limits of processor time."""
+"""Microseconds: the kernel's default period for CPU quotas."""
 
 _NOT_STARTED: Final = 125
-"""The exit status of ``docker run`` for a container that the daemon did not start, or has lost."""
+"""The exit status of ``docker run`` if the daemon did not start the container, or has lost it."""
 
 _SIGNALLED, _INTERRUPTED = 128, 130
-"""An exit status above the first stands for a signal; the second is the agent's own, after it was told to stop."""
+"""An exit status above the first stands for a signal; the second is the agent's own, after a request to stop."""
 
-_OF_THE_NODE: Final = frozenset(
-    {*OF_THE_HOST, "HOME", "HOSTNAME", "LD_LIBRARY_PATH", "LD_PRELOAD", "NVIDIA_VISIBLE_DEVICES", "OLDPWD", "PATH"}
+_NODE_VARIABLES: Final = frozenset(
+    {*HOST_VARIABLES, "HOME", "HOSTNAME", "LD_LIBRARY_PATH", "LD_PRELOAD", "NVIDIA_VISIBLE_DEVICES", "OLDPWD", "PATH"}
     | {"PWD", "PYTHONPATH", "SHELL", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"}
 )
-"""Variables of the node that an image sets for itself, or that name files which it lacks."""
+"""Variables of the node that an image sets itself, or that name files which the image lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +51,12 @@ class NodeContainer:
     """A container of Docker 20.10 or later, with the user and the network of the node."""
 
     name: str
-    image: str  # what runs; the daemon pulls it if it is missing
+    image: str  # the daemon pulls it if it is missing
     options: Sequence[str]  # the job's own options for ``docker run``, such as its limits
-    variables: Mapping[str, str]  # the agent's environment on the node. GPUs are wanted if it names any.
+    variables: Mapping[str, str]  # the agent's environment on the node; GPUs are made available if it names any
 
     def launch(self, agent: tuple[str, ...], outside: AgentFolders, scratch: Path) -> AgentLaunch:
-        """The agent in this container, which belongs to this process.
+        """The command that starts the agent in this container, which this process owns.
 
         Args:
             agent: The agent's command, with the folders of :data:`INSIDE`.
@@ -67,17 +67,17 @@ class NodeContainer:
         gpus, pid = self.variables.get("CUDA_VISIBLE_DEVICES", ""), os.getpid()
         command = (
             *("docker", "run", "--rm", "--interactive", "--init", f"--name={self.name}"),
-            *(f"--label={HOST_LABEL}={place()}", f"--label={SUPERVISOR_LABEL}={pid}.{linux.began(pid)}"),
+            *(f"--label={HOST_LABEL}={pid_namespace()}", f"--label={SUPERVISOR_LABEL}={pid}.{linux.began(pid)}"),
             *("--log-driver=none", "--network=host", "--cgroupns=private", "--read-only", "--ulimit=core=0"),
             *("--cap-drop=ALL", "--security-opt=no-new-privileges"),
             f"--user={os.getuid()}:{os.getgid()}",
             *(f"--group-add={group}" for group in sorted({*os.getgroups()} - {os.getgid()})),
             *_cpus(self.variables),
-            *((f'--gpus="device={gpus}"',) if gpus else ()),  # with quotes, or the comma would end the value
+            *((f'--gpus="device={gpus}"',) if gpus else ()),  # quoted, because a comma would end the value
             f"--mount=type=bind,source={scratch},target={TMP}",
             *(_mount(source, target) for source, target in mounts(outside)),
             f"--workdir={INSIDE.job / 'shared'}",
-            *(f"--env={variable}" for variable in sorted(self.variables.keys() - _OF_THE_NODE)),
+            *(f"--env={variable}" for variable in sorted(self.variables.keys() - _NODE_VARIABLES)),
             *(f"--env=PYTHONPATH={INSIDE.package}", f"--env=HOME={TMP}", *self.options),
             *(f"--entrypoint={python}", self.image, *arguments),
         )
@@ -89,34 +89,34 @@ def _mount(source: Path, target: Path) -> str:
 
 
 def _cpus(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """The processors that this process may use; where SLURM does not bind it to any, the time of as many as it has."""
+    """Options for the CPUs of this process; if SLURM has not bound it to its CPUs, also a quota of CPU time."""
     own = sorted(os.sched_getaffinity(0))
     given = variables.get("SLURM_CPUS_ON_NODE", "")
     options = (f"--cpuset-cpus={','.join(map(str, own))}",)
     if not given.isdecimal() or not 0 < int(given) < len(own):
         return options
-    # Not --cpus: a kernel without such limits would refuse the container, where it ignores these with a warning.
+    # Not --cpus: a kernel without CPU quotas rejects it, but ignores these with a warning.
     return (*options, f"--cpu-period={_PERIOD}", f"--cpu-quota={_PERIOD * int(given)}")
 
 
 def agent_status(client: int | None) -> int | None:
-    """The agent's exit status by that of ``docker run``, negative for a signal; None if it is unknown."""
-    if client is None or client < 0 or client == _NOT_STARTED:  # this end of it was killed, or there was no other
+    """The agent's exit status, from that of ``docker run``: negative for a signal, None if it is unknown."""
+    if client is None or client < 0 or client == _NOT_STARTED:  # the client was killed, or nothing was started
         return None
     return client if client <= _SIGNALLED or client == _INTERRUPTED else _SIGNALLED - client
 
 
 @contextmanager
 def removed_at_end(launch: AgentLaunch) -> Iterator[None]:
-    """Remove a launch's container, if it has one, however the block ends; sweep before.
+    """Clean up after killed supervisors; at the end of the block, remove the launch's container, if it has one.
 
     Raises:
-        OSError: The daemon does not answer before.
+        OSError: The daemon does not answer.
     """
     if not launch.container:
         yield
         return
-    sweep(launch.variables)
+    remove_orphans(launch.variables)
     try:
         yield
     finally:
@@ -124,20 +124,20 @@ def removed_at_end(launch: AgentLaunch) -> Iterator[None]:
 
 
 def remove(name: str, variables: Mapping[str, str]) -> None:
-    """Remove a container, if there is one. If the daemon does not answer, a later :func:`sweep` does."""
+    """Remove a container, if it exists. If the daemon does not answer, a later :func:`remove_orphans` removes it."""
     with suppress(OSError):
         _docker(variables, "rm", "--force", "--volumes", name)
 
 
-def sweep(variables: Mapping[str, str]) -> None:
-    """Remove the containers of supervisors that were killed in this place.
+def remove_orphans(variables: Mapping[str, str]) -> None:
+    """Remove the containers of killed supervisors in this :func:`pid_namespace`.
 
-    Those of an earlier boot the daemon itself has removed (``--rm``).
+    The daemon itself has removed containers of earlier boots (``--rm``).
 
     Raises:
         OSError: The daemon does not answer.
     """
-    labels = ("--filter", f"label={HOST_LABEL}={place()}", "--filter", f"label={SUPERVISOR_LABEL}")
+    labels = ("--filter", f"label={HOST_LABEL}={pid_namespace()}", "--filter", f"label={SUPERVISOR_LABEL}")
     form = f'{{{{.Names}}}} {{{{.Label "{SUPERVISOR_LABEL}"}}}}'
     for line in _docker(variables, "ps", "--all", *labels, "--format", form).splitlines():
         name, _, supervisor = line.partition(" ")
@@ -145,14 +145,14 @@ def sweep(variables: Mapping[str, str]) -> None:
             remove(name, variables)
 
 
-def place() -> str:
-    """Where a number means one process and no other: this boot of this host, and the process name space."""
+def pid_namespace() -> str:
+    """An id of the namespace in which a process id is unique: the boot of this host and its PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return hashlib.sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:16]
 
 
 def _is_dead(supervisor: str) -> bool:
-    """Whether a supervisor is certain to be dead: its number is free, or another process has it by now."""
+    """Whether a supervisor is certainly dead: its process id is free, or another process has it by now."""
     pid, _, began = supervisor.partition(".")
     if not (pid.isdecimal() and began.isdecimal()):
         return False
@@ -160,16 +160,16 @@ def _is_dead(supervisor: str) -> bool:
         os.kill(int(pid), 0)  # noqa: TID251 - its error is the answer
     except ProcessLookupError:
         return True
-    except OSError:  # another user's, whose times may be hidden
+    except OSError:  # another user's process, whose start time may be hidden
         pass
     return linux.began(int(pid)) not in {0, int(began)}
 
 
 def _docker(variables: Mapping[str, str], *arguments: str) -> str:
-    """What a command of Docker's client prints.
+    """The output of a docker command.
 
     Raises:
-        OSError: There is no client, or it failed.
+        OSError: There is no docker command, or it failed.
     """
     command = ("docker", *arguments)
     try:

@@ -1,19 +1,19 @@
-"""The files by which a node's supervisor and the orchestrator tell each other of a job.
+"""The files through which the orchestrator and the supervisors of a job's nodes communicate.
 
 ::
 
     job folder
-        order.json      the orchestrator: what to run (NodeOrder)
-        go, hang-up     the orchestrator: empty files, in the place of the agent's standard input
-        meeting.json    node 0: where its agent listens
-        shared/         the ranks of all nodes
+        order.json       by the orchestrator: what to run (NodeOrder)
+        go, stop         by the orchestrator: empty files, which the supervisors turn into input of their agents
+        rendezvous.json  by node 0: the address of its agent
+        shared/          by the ranks of all nodes
         node-N/
-            config.json     the orchestrator: the agent's configuration, which the agent removes
-            placed.json     the supervisor: it has begun (Placed), and at its last change it lived
-            stream          the supervisor: the agent's records
-            supervisor.log  the supervisor: what it prints, where its parent sends it there
-            results/        the agent
-            exit.json       the supervisor, last of all: how the agent ended (AgentExit)
+            config.json     by the orchestrator: the agent's configuration, which the agent removes
+            placed.json     by the supervisor: written at its start (Placed), and touched as a heartbeat
+            stream          by the supervisor: the agent's records
+            supervisor.log  by the supervisor: its output, if it is inside a launcher's allocation
+            results/        by the agent
+            exit.json       by the supervisor, last of all: how the agent ended (AgentExit)
 """
 
 import json
@@ -24,15 +24,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-ORDER, GO, HANG_UP, MEETING, SHARED = "order.json", "go", "hang-up", "meeting.json", "shared"
+ORDER, GO, STOP, RENDEZVOUS, SHARED = "order.json", "go", "stop", "rendezvous.json", "shared"
 CONFIG, PLACED, STREAM, RESULTS, EXIT = "config.json", "placed.json", "stream", "results", "exit.json"
 LOG = "supervisor.log"
 
-BEAT: Final = 2.5
-"""Seconds between two signs of life of a node's supervisor: a cluster may give up a node whose job goes on."""
+HEARTBEAT: Final = 2.5
+"""Seconds between two heartbeats of a node's supervisor: a cluster may give up a node whose job still runs."""
 
-_ROOM: Final = 4096
-"""Bytes that are reserved for each of the small files that a node writes: it tells of a disk that is full in one."""
+_RESERVED: Final = 4096
+"""Bytes that are reserved for each of the small files that a node writes, so that it can report a full disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,16 @@ class NodeOrder:
 
     python: str
     code: str  # the folder that the suite's paths are relative to
-    # What the agent runs in, as ``RUNTIME:IMAGE``; empty for nothing, or if this process is in it as well.
+    # The agent's container, as ``RUNTIME:IMAGE``; empty for none, or if the supervisor is in it as well.
     container: str = ""
-    options: Sequence[str] = ()  # of this job, for the command that starts a container of Docker
+    options: Sequence[str] = ()  # of this job, for ``docker run``
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """A node's supervisor has begun."""
+    """A node's supervisor has started."""
 
-    at: float  # when, in seconds since the epoch
+    at: float  # in seconds since the epoch
     host: str
 
 
@@ -59,14 +59,14 @@ class AgentExit:
     """How the agent of a node ended."""
 
     status: int | None  # its exit status, negative for a signal; None if it was never started
-    signals: tuple[str, ...] = ()  # the signals by which the cluster told this node to end, in their order
-    memory_kills: int = 0  # how many processes the out-of-memory killer ended, in this job's time
+    signals: tuple[str, ...] = ()  # the signals that the supervisor received, in order
+    memory_kills: int = 0  # the number of processes that the out-of-memory killer ended during this job
     output: str = ""  # why the agent was not started
-    trouble: str = ""  # what was wrong with the shared file system, as in "No space left on device, for 3 s"
+    storage_error: str = ""  # of the shared file system, as in "No space left on device, for 3 s"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that no other process ever reads in part; only this user may read it."""
+    """Write a file atomically; only this user may read it."""
     draft = _draft(path)
     with open(draft, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text)
@@ -78,22 +78,22 @@ def _draft(path: Path) -> Path:
 
 
 def reserve(path: Path) -> None:
-    """Have room for a small file, which :func:`write_reserved` can then write to a disk that is full."""
-    _draft(path).write_bytes(b" " * _ROOM)
+    """Reserve space for a small file, so that :func:`write_in_reserved_space` works on a full disk."""
+    _draft(path).write_bytes(b" " * _RESERVED)
 
 
-def write_reserved(path: Path, told: object) -> None:
-    """Write a dataclass as :func:`write_whole` does; blanks follow, which JSON allows."""
-    descriptor = os.open(_draft(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)  # as it is: its room stays
+def write_in_reserved_space(path: Path, content: object) -> None:
+    """Write a dataclass atomically as JSON, padded with blanks."""
+    descriptor = os.open(_draft(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)  # truncating would free it
     try:
-        os.write(descriptor, json.dumps(asdict(told)).encode().ljust(_ROOM))  # type: ignore[call-overload]
+        os.write(descriptor, json.dumps(asdict(content)).encode().ljust(_RESERVED))  # type: ignore[call-overload]
     finally:
         os.close(descriptor)
     _draft(path).replace(path)
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is seen; a file system that does not answer well shows none for now."""
+    """Whether a file exists; False if the file system reports an error."""
     with suppress(OSError):
         path.stat()
         return True
@@ -101,7 +101,7 @@ def is_there(path: Path) -> bool:
 
 
 def is_gone(folder: Path) -> bool:
-    """Whether a folder has been removed, and is not just out of sight: nothing could be reported any more."""
+    """Whether a folder has certainly been removed; False if the file system reports another error."""
     try:
         folder.stat()
     except FileNotFoundError:

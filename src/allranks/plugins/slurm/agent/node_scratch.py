@@ -1,6 +1,6 @@
-"""A job's folder on a node's own disk, locked as long as the job lives; dead ones are removed.
+"""A job's folder on a node's own disk, locked while the job runs.
 
-A killed supervisor cannot remove its folder: the next job of this user on the node does.
+A killed supervisor cannot remove its folder, so the next job of this user on the node does.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from typing import Final
 PREFIX: Final = "allranks-node-"
 
 _LOCK: Final = ".lock"
-"""Holds the lock, and the name of the job's folder."""
+"""The locked file; it contains the name of the job's folder."""
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def scratch_folder(job: Path) -> Iterator[tuple[Path, int]]:
     try:
         os.write(lock, os.fsencode(job))
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (folder / f"{_LOCK}.new").replace(folder / _LOCK)  # it is locked as soon as it is there
+        (folder / f"{_LOCK}.new").replace(folder / _LOCK)  # so that it never exists without its lock
         yield folder, lock
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -35,7 +35,7 @@ def scratch_folder(job: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _remove_dead(temporary: Path) -> None:
-    """Remove this user's folders whose lock nobody holds; one without a lock may just be made."""
+    """Remove this user's folders whose lock nobody holds; a folder without a lock may have just been made."""
     for path in temporary.glob(f"{PREFIX}*/{_LOCK}"):
         with suppress(OSError):
             if path.parent.lstat().st_uid != os.geteuid():

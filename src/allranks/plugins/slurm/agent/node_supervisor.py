@@ -1,7 +1,7 @@
-"""The supervisor of one node of a cluster's job: runs the agent by files of a shared folder.
+"""The supervisor of one node of a cluster's job: runs the agent, controlled through files in a shared folder.
 
-No connection to the orchestrator is needed, which may be suspended, killed or started again meanwhile. The files:
-:mod:`allranks.plugins.slurm.agent.node_files`.
+It needs no connection to the orchestrator, which may be suspended, killed or restarted in the meantime. For the files
+see :mod:`allranks.plugins.slurm.agent.node_files`.
 """
 
 import errno
@@ -38,50 +38,46 @@ from allranks.plugins.slurm.agent.node_container import (
 )
 from allranks.plugins.slurm.agent.node_docker import NodeContainer
 from allranks.plugins.slurm.agent.node_files import (
-    BEAT,
     CONFIG,
     EXIT,
     GO,
-    HANG_UP,
-    MEETING,
+    HEARTBEAT,
     ORDER,
     PLACED,
+    RENDEZVOUS,
     RESULTS,
     SHARED,
+    STOP,
     STREAM,
     AgentExit,
     NodeOrder,
     Placed,
     is_gone,
     is_there,
-    write_reserved,
+    write_in_reserved_space,
     write_whole,
 )
 from allranks.plugins.slurm.agent.node_scratch import scratch_folder
-from allranks.plugins.slurm.agent.record_forwarder import PATIENCE, SLOW, RecordForwarder
+from allranks.plugins.slurm.agent.record_forwarder import SLOW, WRITE_LIMIT, RecordForwarder
 from allranks.protocol.config import AgentConfig, GpuToCheck, NodeConfig, TimeLimit
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 
 ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"
-"""Names an address at which other nodes may reach this one; it counts only where it is this node's."""
+"""An address at which other nodes may reach this node; it is ignored if it is another node's address."""
 
-_LOOK_AGAIN: Final = 0.2
-"""Seconds between two looks at the orders, which cost two look-ups in the shared folder."""
+_POLL_INTERVAL: Final = 0.2
+"""Seconds between two polls for `go` and `stop`, which cost two look-ups in the shared folder."""
 
 _LAST_WRITES: Final = 5.0
-"""Seconds for the last records of a node that was told to end: SLURM kills it after 30, or what KillWait says."""
+"""Seconds to write the last records of a node that was terminated: SLURM kills it after KillWait, by default 30 s."""
 
-_OF_THE_DISK: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+_STORAGE_ERRORS: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 
 _SIOCGIFADDR: Final = 0x8915
 
 
 class NodeSupervisor:
-    """One node of a job.
-
-    Args:
-        environ: The variables of this process, which the cluster has set.
-    """
+    """One node of a job."""
 
     def __init__(self, folder: Path, node: int, environ: Mapping[str, str]) -> None:
         self._folder = folder
@@ -89,7 +85,7 @@ class NodeSupervisor:
         self._node = node
         self._environ = environ
         self._signals: list[str] = []
-        self._trouble = ""
+        self._storage_error = ""
 
     def run(self) -> int:
         """Run the agent to its end; return its exit status as a shell encodes it."""
@@ -98,23 +94,23 @@ class NodeSupervisor:
             if is_requested or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
         linux.adopt_orphans()
-        kills_before = linux.killed_for_memory()  # without cgroups of its jobs, SLURM's daemon counts those of all
+        kills_before = linux.killed_for_memory()  # if SLURM gives jobs no cgroups, other jobs count as well
         placed = Placed(at=time.time(), host=socket.gethostname())
-        write_reserved(self._own / PLACED, placed)
+        write_in_reserved_space(self._own / PLACED, placed)
         try:
-            with scratch_folder(self._folder) as (scratch, lock):  # sockets need short names
+            with scratch_folder(self._folder) as (scratch, lock):  # sockets need short paths
                 ended = self._run(scratch, lock)
                 end_orphans()
         except (OSError, ValueError) as error:
             code = error.errno if isinstance(error, OSError) else None
-            trouble = os.strerror(code) if code is not None and code in _OF_THE_DISK else ""
+            storage_error = os.strerror(code) if code is not None and code in _STORAGE_ERRORS else ""
             output = shorten(f"{type(error).__name__}: {error}", MESSAGE_LIMIT)
-            ended = AgentExit(status=None, output=output, trouble=trouble)
+            ended = AgentExit(status=None, output=output, storage_error=storage_error)
         finally:
             end_orphans()
         kills = linux.killed_for_memory() - kills_before
         ended = replace(ended, signals=tuple(self._signals), memory_kills=kills)
-        write_reserved(self._own / EXIT, ended)
+        write_in_reserved_space(self._own / EXIT, ended)
         status = 1 if ended.status is None else ended.status
         return status if status >= 0 else 128 - status
 
@@ -130,7 +126,7 @@ class NodeSupervisor:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.visible for gpu in gpus)
         held = None
         if config.post is not None:
-            post, held = self._meet(config.post, config.limits.limit("assembly"))
+            post, held = self._rendezvous(config.post, config.limits.limit("assembly"))
             config = replace(config, post=post, master_addr=post.leader)
             if interface := interface_towards(post.leader):
                 variables.update(GLOO_SOCKET_IFNAME=interface, TP_SOCKET_IFNAME=interface)
@@ -142,13 +138,13 @@ class NodeSupervisor:
             if held is not None:
                 held.close()
 
-    def _meet(self, post: NodeConfig, limit: TimeLimit) -> tuple[NodeConfig, socket.socket | None]:
-        """The place of this agent, with the leading one's address, and on that one's node its port, held to its end.
+    def _rendezvous(self, post: NodeConfig, limit: TimeLimit) -> tuple[NodeConfig, socket.socket | None]:
+        """Complete the node's configuration with the address of node 0, which also returns its reserved port.
 
         Raises:
-            OSError: Node 0 has not told it in this time.
+            OSError: Node 0 has not published its address in this time.
         """
-        path = self._folder / MEETING
+        path = self._folder / RENDEZVOUS
         held = None
         if self._node == 0:
             held = hold_port(host=own_address(self._environ))
@@ -156,10 +152,10 @@ class NodeSupervisor:
             write_whole(path, json.dumps({"leader": address, "port": port}))
         deadline = time.monotonic() + limit.seconds
         while not path.exists():
-            if time.monotonic() > deadline or self._is_to_end():
-                msg = f"node 0 has not told its address within {limit.words()}"
+            if time.monotonic() > deadline or self._should_end():
+                msg = f"node 0 has not published its address within {limit.words()}"
                 raise OSError(msg)
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_INTERVAL)
         return replace(post, **json.loads(path.read_text(encoding="utf-8"))), held
 
     def _launch(self, order: NodeOrder, scratch: Path, variables: Mapping[str, str]) -> AgentLaunch:
@@ -188,7 +184,7 @@ class NodeSupervisor:
                 launch.command,
                 stdin=subprocess.PIPE,
                 stdout=target,
-                # Docker's client copies the two in pieces, between which a record would be torn.
+                # Docker's client copies the two streams in chunks, which would tear records apart.
                 stderr=None if launch.container else subprocess.STDOUT,
                 env=dict(launch.variables),
                 cwd=self._folder / SHARED,
@@ -200,51 +196,51 @@ class NodeSupervisor:
         return agent, records
 
     def _watch(self, agent: subprocess.Popen[bytes], records: RecordForwarder) -> AgentExit:
-        """Pass on orders until the agent ends; kill it if it outlives the end of its standard input."""
+        """Forward `go` and `stop` until the agent ends; kill it if it does not end after its input was closed."""
         pidfd = os.pidfd_open(agent.pid)
         deadline: float | None = None
-        has_gone = False
-        beat = time.monotonic()
-        while not linux.is_readable(pidfd, _LOOK_AGAIN):
+        has_started = False
+        last_heartbeat = time.monotonic()
+        while not linux.is_readable(pidfd, _POLL_INTERVAL):
             now = time.monotonic()
-            if now > beat + BEAT:
-                beat = now
-                self._beat()
-            if not has_gone and deadline is None and is_there(self._folder / GO):
-                has_gone = True
+            if now > last_heartbeat + HEARTBEAT:
+                last_heartbeat = now
+                self._heartbeat()
+            if not has_started and deadline is None and is_there(self._folder / GO):
+                has_started = True
                 with suppress(BrokenPipeError):
                     _pipe(agent).write(b"go\n")
                     _pipe(agent).flush()
-            if deadline is None and (self._is_to_end() or records.stuck > PATIENCE):
+            if deadline is None and (self._should_end() or records.stuck > WRITE_LIMIT):
                 deadline = now + STOP_GRACE
                 with suppress(BrokenPipeError):
                     _pipe(agent).close()
             if deadline is not None and now > deadline:
                 agent.kill()
-        # Not reaped yet, so its number still names this group and no other.
+        # The agent is not reaped yet, so no other process group can have its id.
         linux.signal_group(agent.pid, signal.SIGKILL)
         os.close(pidfd)
         with suppress(BrokenPipeError):
             _pipe(agent).close()
         status = agent.wait()
         end_orphans()  # they may hold the pipe
-        self._beat()
-        records.finish(max(_LAST_WRITES, 0.0 if deadline else PATIENCE - records.stuck))
-        return AgentExit(status=status, trouble=records.trouble or self._trouble)
+        self._heartbeat()
+        records.finish(max(_LAST_WRITES, 0.0 if deadline else WRITE_LIMIT - records.stuck))
+        return AgentExit(status=status, storage_error=records.storage_error or self._storage_error)
 
-    def _beat(self) -> None:
-        """Give a sign of life, and see whether the shared file system is full: tests write there, too."""
+    def _heartbeat(self) -> None:
+        """Touch the heartbeat file, and check whether the shared file system is full: tests write there, too."""
         began = time.monotonic()
         with suppress(OSError):
             os.utime(self._own / PLACED)
             if (seconds := time.monotonic() - began) > SLOW:
-                self._trouble = f"no answer for {seconds:.0f} s"
+                self._storage_error = f"no answer for {seconds:.0f} s"
             found = os.statvfs(self._own)
             if found.f_bavail * found.f_frsize < FULL:
-                self._trouble = os.strerror(errno.ENOSPC)
+                self._storage_error = os.strerror(errno.ENOSPC)
 
-    def _is_to_end(self) -> bool:
-        return bool(self._signals) or is_there(self._folder / HANG_UP) or is_gone(self._own)
+    def _should_end(self) -> bool:
+        return bool(self._signals) or is_there(self._folder / STOP) or is_gone(self._own)
 
 
 def _pipe(agent: subprocess.Popen[bytes]) -> IO[bytes]:
@@ -255,7 +251,7 @@ def _pipe(agent: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """The address of this node at which others reach it: that which it was given, if it is here, or its name's."""
+    """The address at which other nodes reach this one: a given address if it is this node's, or that of its name."""
     found = ""
     for name in (environ.get(ADDRESS_VARIABLE, ""), environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), socket.gethostname()):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -267,13 +263,13 @@ def own_address(environ: Mapping[str, str]) -> str:
         return found or "127.0.0.1"
     # Debian gives a host's own name a loopback address.
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # nothing is sent: it is an address of documentation (RFC 5737)
+        probe.connect(("192.0.2.1", 9))  # nothing is sent: the address is reserved for documentation (RFC 5737)
         found = str(probe.getsockname()[0])
     return found
 
 
 def interface_towards(address: str) -> str:
-    """The network interface from which this node reaches an address; empty if it is not found."""
+    """The network interface through which this node reaches an address; empty if it is not found."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # nothing is sent
         own = socket.inet_aton(probe.getsockname()[0])
@@ -286,32 +282,32 @@ def interface_towards(address: str) -> str:
 
 
 def gpus_to_check(environ: Mapping[str, str]) -> tuple[GpuToCheck, ...]:
-    """The GPUs that the cluster gave to this node's step, by their ids: its numbers may begin anew in each job.
+    """The GPUs that the cluster gave to this node's step, by UUID: their numbers may start at 0 in each job.
 
-    Without NVIDIA's tool they keep the numbers that the cluster has set, and are not checked.
+    Without nvidia-smi, GPUs are not checked, and the variable that the cluster has set stays.
     """
     numbers = [part for part in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
     try:
-        asked = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
-        told = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+        command = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
+        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    ids = dict(line.split(", ", 1) for line in told.splitlines() if ", " in line)
+    ids = dict(line.split(", ", 1) for line in output.splitlines() if ", " in line)
     host = socket.gethostname()
     chosen = [(number, ids.get(number, number)) for number in numbers]
     return tuple(GpuToCheck(gpu=gpu, visible=gpu, name=f"GPU {number} of {host} ({gpu})") for number, gpu in chosen)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run one node of the job in this folder.
+    """Run one node of a job, given the job's folder and the number of the node.
 
-    SLURM names the node by a variable, and ends this process with its step. Other parents name it by an argument, and
-    their end is this process's.
+    SLURM gives the node in a variable instead, and ends this process with its step. Otherwise, this process ends with
+    its parent.
     """
-    folder, *named = arguments
-    if named:
+    folder, *node_argument = arguments
+    if node_argument:
         linux.die_with_parent(signal.SIGTERM)
-    node = int(named[0] if named else os.environ["SLURM_NODEID"])
+    node = int(node_argument[0] if node_argument else os.environ["SLURM_NODEID"])
     sys.exit(NodeSupervisor(Path(folder), node, os.environ).run())
 
 

@@ -1,6 +1,6 @@
-"""Copies an agent's records from a pipe to a shared file system, which may be full, slow or away.
+"""Copies an agent's records from a pipe to a shared file system, which may be full, slow or unreachable.
 
-A write that fails is tried again, and what waits meanwhile is kept: by the pipe, then by the agent, whose clocks go on.
+A failed write is retried. In the meantime the pipe buffers the records, and then the agent, whose clocks keep running.
 """
 
 import os
@@ -11,25 +11,25 @@ from typing import Final
 
 from allranks.plugins.slurm.agent.node_files import is_gone
 
-PATIENCE: Final = 60.0
-"""Seconds without one successful write until the job is given up."""
+WRITE_LIMIT: Final = 60.0
+"""Seconds without a successful write until the job is given up."""
 
 _PIECE: Final = 1 << 16
-_TRY_AGAIN: Final = 0.5
+_RETRY_DELAY: Final = 0.5
 
 _PAUSE: Final = 0.05
-"""Seconds between two writes, each of which opens and closes the file: NFS shows it to other hosts at its close."""
+"""Seconds between two writes. Each opens and closes the file, because NFS publishes changes when a file is closed."""
 
 SLOW: Final = 10.0
-"""Seconds: a write that takes longer may have held up ranks that write there, too."""
+"""Seconds: if a write takes longer, ranks that write there may have been delayed as well."""
 
 
 class RecordForwarder:
     """A thread that reads the pipe to its end.
 
     Args:
-        source: The reading end of the pipe, which belongs to this object from now on.
-        target: The file. No other process writes to it.
+        source: The reading end of the pipe, which this object closes.
+        target: The file, to which no other process writes.
     """
 
     def __init__(self, source: int, target: Path) -> None:
@@ -38,7 +38,7 @@ class RecordForwarder:
         self._size = 0
         self._began: float | None = None
         self._why = ""
-        self._trouble = ""
+        self._storage_error = ""
         self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._forward, name="records", daemon=True)
         self._thread.start()
@@ -52,41 +52,41 @@ class RecordForwarder:
                     break
                 except OSError as error:
                     self._why = error.strerror or type(error).__name__
-                    if is_gone(self._target.parent):  # no try can help, and the job's end is told elsewhere
+                    if is_gone(self._target.parent):  # retries cannot help, and the supervisor ends the job
                         self._given_up.set()
-                    self._given_up.wait(_TRY_AGAIN)
-            self._trouble = self.trouble
+                    self._given_up.wait(_RETRY_DELAY)
+            self._storage_error = self.storage_error
             self._began = None
             self._why = ""
             self._given_up.wait(_PAUSE)
         os.close(self._source)
 
     def _put(self, data: bytes) -> None:
-        """Write the whole piece at its place: after an error, the same bytes come to the same place again."""
+        """Write all bytes at their offset: after an error, a retry writes the same bytes to the same offset."""
         descriptor = os.open(self._target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         written = 0
         try:
             while written < len(data):
                 written += os.pwrite(descriptor, data[written:], self._size + written)
         finally:
-            os.close(descriptor)  # NFS tells here of a disk that is full
+            os.close(descriptor)  # NFS reports a full disk here
         self._size += len(data)
 
     @property
     def stuck(self) -> float:
-        """Seconds for which the file has not taken what waits; 0 if nothing does."""
+        """Seconds since the start of a write that has not succeeded yet; 0 if there is none."""
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 
     @property
-    def trouble(self) -> str:
-        """What was last wrong with the file, with how long it was; empty if nothing ever was."""
+    def storage_error(self) -> str:
+        """The last problem with the file and how long it lasted; empty if there was none."""
         stuck = self.stuck
         if self._why:
             return f"{self._why}, for {stuck:.0f} s"
-        return f"no answer for {stuck:.0f} s" if stuck > SLOW else self._trouble
+        return f"no answer for {stuck:.0f} s" if stuck > SLOW else self._storage_error
 
     def finish(self, seconds: float) -> None:
-        """Wait until all has been written, the pipe's writers having ended; give up after so many seconds."""
+        """Wait until everything has been written after the pipe was closed; give up after this many seconds."""
         self._thread.join(seconds)
         self._given_up.set()

@@ -1,4 +1,4 @@
-"""What the plug-in does in jobs: see :mod:`allranks.agent.job_plugins`."""
+"""The part of the plug-in that runs inside jobs (see :mod:`allranks.agent.job_plugins`)."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from allranks.agent.supervisor.test_loop import LauncherWorkers, TestLoop, WithResultsDir
 from allranks.plugins.stress.agent import outside_skew
-from allranks.plugins.stress.agent.beside_run import repeat_beside
+from allranks.plugins.stress.agent.baseline_run import run_baseline
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.shrink_run import Trials, shrink_failures
-from allranks.plugins.stress.agent.skew import delays_of, stretch
+from allranks.plugins.stress.agent.skew import max_delay, parse_delays
 from allranks.plugins.stress.agent.stress_run import Repetitions
 from allranks.protocol.repetitions import OFF
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def run_tests(settings: Mapping[str, Any], loop: TestLoop, with_results_dir: WithResultsDir | None) -> None:
-    """Run the tests again and again, on one gang or on several at a time."""
+    """Repeat the tests, on one gang or on several at a time."""
     stress, config, folders = Stress(**settings), loop.job.config, loop.job.folders
-    more = stretch(stress.skew, config.world_size)
-    terms = tuple(replace(each, reruns=0, limit=each.limit.plus(more)) for each in loop.program.options)
-    program = replace(loop.program, options=terms)
+    more = max_delay(stress.skew, config.world_size)
+    options = tuple(replace(item, reruns=0, limit=item.limit.plus(more)) for item in loop.program.options)
+    program = replace(loop.program, options=options)
     repetitions = Repetitions(stress, program, loop.job.journal)
 
     def make_worker(results: Path) -> TestLoop:
@@ -43,20 +43,20 @@ def run_tests(settings: Mapping[str, Any], loop: TestLoop, with_results_dir: Wit
         while (turn := next_turn()) is not None:
             worker.run_some(turn)
         shrink_failures(repetitions, stress, program, config, folders.results, run_gang)
-        repeat_beside(repetitions, stress, program, loop.job)
+        run_baseline(repetitions, stress, program, loop.job)
     finally:
         repetitions.finish()
 
 
 def configure(settings: Mapping[str, Any], session: "pytest.Config") -> None:
-    """Register the pytest plugin that delays calls of ranks, if there are delays."""
+    """If there are delays, register the pytest plugin that delays calls of ranks."""
     if Stress(**settings).skew != OFF:
-        # The supervisor imports this module, too, and has neither pytest nor torch.
+        # The supervisor also imports this module, but has neither pytest nor torch.
         from allranks.plugins.stress.agent.skewed_calls import SkewedCalls  # noqa: PLC0415
 
         session.pluginmanager.register(SkewedCalls(), "allranks-skew")
 
 
 def disturbing(_settings: Mapping[str, Any], pids: Mapping[int, int], how: str) -> AbstractContextManager[None]:
-    """Stop and slow ranks, and keep cores busy."""
-    return outside_skew.disturbing(pids, delays_of(how))
+    """Stop and slow down ranks, and keep cores busy."""
+    return outside_skew.disturbing(pids, parse_delays(how))

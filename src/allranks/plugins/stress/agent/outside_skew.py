@@ -1,6 +1,6 @@
-"""Disturbs ranks from outside as ``--skew`` decides: stops and slows processes, and keeps cores busy.
+"""Disturbs ranks from outside for ``--skew``: stops and slows down processes, and keeps cores busy.
 
-Threads of C++ make no call that a rank could delay: a stopped process has none that goes on.
+C++ threads make no calls that a rank could delay, but stopping a process also stops its C++ threads.
 """
 
 import os
@@ -18,28 +18,28 @@ from allranks.agent import linux
 from allranks.plugins.stress.agent.skew import Delay
 
 _CROWD: Final = 4
-"""Busy processes beside a rank on its core: it gets a fifth of it."""
+"""Busy processes next to a rank on its core: it gets a fifth of it."""
 
 _PERIOD, _SHARE = 0.1, 0.2
 """A throttled rank runs for this share of each period, in seconds, as under a quota of its control group (cpu.max)."""
 
 _SPIN: Final = "import sys, time; end = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
-"""Ends by itself: nothing spins on if the supervisor is killed."""
+"""Ends by itself, so that it does not keep spinning if the supervisor is killed."""
 
 _PROCESSOR: Final = 36
-"""The place of the last used processor in ``/proc/PID/stat``, counted after the name (proc(5): field 39)."""
+"""The index of the last used CPU in ``/proc/PID/stat``, counted after the name (proc(5): field 39)."""
 
 
 @contextmanager
 def disturbing(pids: Mapping[int, int], delays: Collection[Delay]) -> Iterator[None]:
-    """Disturb ranks from now on, at the longest until the block ends.
+    """Disturb ranks from now on, at most until the block ends.
 
     Args:
-        pids: The process of each rank of this host.
+        pids: The process id of each rank on this host.
         delays: What to do, and when.
     """
     over = threading.Event()
-    threads = [threading.Thread(target=_act, args=(pids, each, over), daemon=True) for each in delays if pids]
+    threads = [threading.Thread(target=_apply, args=(pids, delay, over), daemon=True) for delay in delays if pids]
     for thread in threads:
         thread.start()
     try:
@@ -50,24 +50,24 @@ def disturbing(pids: Mapping[int, int], delays: Collection[Delay]) -> Iterator[N
             thread.join()
 
 
-def _act(pids: Mapping[int, int], delay: Delay, over: threading.Event) -> None:
-    # A rank may have ended, and a host may have no process left: then there is nothing to disturb, or to disturb it by.
+def _apply(pids: Mapping[int, int], delay: Delay, over: threading.Event) -> None:
+    # The rank may have ended, or the host may be out of processes.
     with suppress(OSError):
-        if delay.place == "busy":
+        if delay.kind == "busy":
             _keep_busy(delay.rank, delay, over, None)
         elif (pid := pids.get(delay.rank)) is None:
             return
-        elif delay.place == "crowded":
+        elif delay.kind == "crowded":
             _keep_busy(_CROWD, delay, over, lambda: _core_of(pid))
-        elif delay.place == "throttled":
+        elif delay.kind == "throttled":
             _stop(pid, delay, over, _PERIOD * (1 - _SHARE), _PERIOD * _SHARE)
         else:
             _stop(pid, delay, over, delay.seconds)
 
 
-def _stop(pid: int, delay: Delay, over: threading.Event, stopped: float, goes_on: float = 0.0) -> None:
-    """Stop a process, all of its threads, for so many seconds, and again after some until the delay is over."""
-    pidfd = os.pidfd_open(pid)  # another process may get the number of one that ends meanwhile
+def _stop(pid: int, delay: Delay, over: threading.Event, stopped: float, running: float = 0.0) -> None:
+    """Until the delay is over, alternately stop all threads of a process and let them run for these seconds."""
+    pidfd = os.pidfd_open(pid)  # the process may end, and its id may be reused
     try:
         if over.wait(delay.call / 1000):
             return
@@ -78,13 +78,13 @@ def _stop(pid: int, delay: Delay, over: threading.Event, stopped: float, goes_on
                 over.wait(min(stopped, left))
             finally:
                 linux.signal_pidfd(pidfd, signal.SIGCONT)
-            over.wait(goes_on)
+            over.wait(running)
     finally:
         os.close(pidfd)
 
 
 def _keep_busy(count: int, delay: Delay, over: threading.Event, core: Callable[[], int] | None) -> None:
-    """Have busy processes for a while, on one core or on any."""
+    """Run busy processes for the length of a delay, on one core or on any."""
     if over.wait(delay.call / 1000):
         return
     processes: list[subprocess.Popen[bytes]] = []

@@ -11,10 +11,10 @@ class Stress:
     """How a job repeats its tests."""
 
     count: int | None = None  # repetitions of each test; None for no limit
-    seconds: float | None = None  # how long repetitions may begin, from the first on; None for no limit
-    replay: int | None = None  # the seed of every repetition; None to derive them from the job's
+    seconds: float | None = None  # how long to start repetitions, from the first one on; None for no limit
+    replay: int | None = None  # the seed of every repetition; None to derive the seeds from the job's
     skew: str = OFF  # how ranks are delayed
-    beside: bool = False  # tests that start their ranks are also repeated under torch's own runner
+    baseline: bool = False  # whether tests that start their own ranks are also repeated under torch's own runner
 
 
 def seed_of_repetition(own: int, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Shrinks the delays of failures on gangs of the job itself, once its repetitions are done."""
+"""Finds the delays that failures need, by more repetitions on the job's own gangs after the others are done."""
 
 import re
 import time
@@ -16,12 +16,12 @@ from allranks.plugins.stress.agent.shrinking import sentence, shrink
 from allranks.plugins.stress.agent.skew import (
     LEVELS,
     Delay,
-    delays_of,
     drawn_delays,
+    format_delays,
+    max_delay,
     milliseconds,
     outside_in,
-    skew_of,
-    stretch,
+    parse_delays,
 )
 from allranks.plugins.stress.agent.stress_run import Repetitions, seconds_of, was_bad
 from allranks.protocol.config import AgentConfig, TimeLimit
@@ -32,31 +32,32 @@ SEARCH: Final = 180.0
 """Seconds for all searches of a job."""
 
 CONFIRM: Final = 30.0
-"""Seconds for the repetitions of one result."""
+"""Seconds for the repetitions that confirm one result."""
 
-_LEARNED: Final = 3
-"""Repetitions without delays that tell how long a good one takes."""
+_CALIBRATION: Final = 3
+"""Repetitions without delays that measure how long a passing repetition takes."""
 
-_LATER, _TIMES = 1.0, 5.0
-"""What takes so many seconds, so many times as long as a good repetition, and its delays, hangs in all likelihood."""
+_MARGIN, _FACTOR = 1.0, 5.0
+"""A repetition probably hangs if it takes longer than this margin in seconds, plus this factor times the duration of a
+passing repetition, plus its delays."""
 
 _TAIL: Final = 1 << 18
-"""Bytes at the end of a rank's log in which the delays of its last repetition are."""
+"""Bytes at the end of a rank's log that contain the delays of its last repetition."""
 
 
 class Trials:
-    """Repetitions of one test that a search asks for, with other delays each time.
+    """Repetitions of one test for a search, with different delays each time.
 
     Args:
-        failed: The repetition whose seed they have.
-        index: The test's.
-        shares_ranks: False if each repetition has ranks of its own.
+        failed: The repetition whose seed they use.
+        index: The index of the test.
+        shares_ranks: False if each repetition needs new ranks.
         run_gang: Runs some of them on a gang.
         results: The folder of the ranks' logs.
 
     Attributes:
-        places: Where the delays of a result are that its ranks have told.
-        shown: The ends of the last repetition that failed with them.
+        locations: The locations of a result's delays, as its ranks have logged them.
+        shown: The ends of the last repetition that failed with these delays.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Trials:
         run_gang: "Callable[[Trials, int], None]",
         results: Path,
     ) -> None:
-        self.places: dict[str, str] = {}
+        self.locations: dict[str, str] = {}
         self.shown: Sequence[End] = ()
         self._failed = failed
         self._index = index
@@ -81,51 +82,51 @@ class Trials:
         self._until = self._slowest = 0.0
 
     def limited(self, program: Program) -> Program:
-        """The program with a limit for its test by which a hang is known early, once a good repetition is known."""
+        """The program with a shorter limit for its test, once the duration of a passing repetition is known."""
         if not self._slowest:
             return program
-        terms = list(program.options)
-        value = round(_LATER + _TIMES * self._slowest + stretch(self._skew, 1), 1)
-        if value < terms[self._index].limit.seconds:
+        options = list(program.options)
+        value = round(_MARGIN + _FACTOR * self._slowest + max_delay(self._skew, 1), 1)
+        if value < options[self._index].limit.seconds:
             limit = TimeLimit(value=value, setting="the limit of this search")
-            terms[self._index] = replace(terms[self._index], limit=limit)
-        return replace(program, options=tuple(terms))
+            options[self._index] = replace(options[self._index], limit=limit)
+        return replace(program, options=tuple(options))
 
-    def learn(self, until: float) -> None:
-        """Find out how long a good repetition takes."""
-        self.count_until(until)(OFF, _LEARNED, 1)
+    def calibrate(self, until: float) -> None:
+        """Measure how long a passing repetition takes."""
+        self.count_until(until)(OFF, _CALIBRATION, 1)
 
     def count_until(self, until: float) -> Callable[[str, int, int], tuple[int, int]]:
-        """A count for a search (see :mod:`allranks.plugins.stress.agent.shrinking`) that has time until then."""
+        """A count for a search (see :mod:`allranks.plugins.stress.agent.shrinking`) that stops at this time."""
 
         def count(skew: str, tries: int, enough: int) -> tuple[int, int]:
             self._skew, self._tries, self._enough, self._until = skew, tries, enough, until
             self._begun = self._runs = self._bad = 0
-            while self._goes_on:
+            while self._continues:
                 self._run_gang(self, self._index)
             return self._bad, self._runs
 
         return count
 
     def confirm(self, skew: str, tries: int, enough: int) -> tuple[int, int]:
-        """Count for the result of a search, and keep what shows it."""
-        counted = self.count_until(time.monotonic() + CONFIRM)(skew, tries, enough)
+        """Count for the result of a search, and keep a failed repetition to show."""
+        counts = self.count_until(time.monotonic() + CONFIRM)(skew, tries, enough)
         if skew != OFF:
-            self.shown, self.places = self._last_bad, _places(delays_of(skew), self._results)
-        return counted
+            self.shown, self.locations = self._last_bad, _locations(parse_delays(skew), self._results)
+        return counts
 
-    def made(self, delays: Sequence[Delay]) -> Sequence[Delay]:
-        """Those that ranks have told of at the end of their output, and what was done from outside."""
-        told = _places(delays, self._results)
-        return [each for each in delays if str(each) in told or not each.is_of_a_call]
+    def delays_made(self, delays: Sequence[Delay]) -> Sequence[Delay]:
+        """The delays that ranks have logged at the end of their output, and those by the supervisor."""
+        logged = _locations(delays, self._results)
+        return [delay for delay in delays if str(delay) in logged or not delay.is_at_call]
 
     @property
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         return self._begun < self._tries and self._bad < self._enough and time.monotonic() < self._until
 
     def steps(self, _: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield self._index, self._index
-        while self._shares_ranks and self._goes_on:
+        while self._shares_ranks and self._continues:
             yield self._index, self._index
 
     def begin(self, _: int) -> int:
@@ -147,7 +148,7 @@ class Trials:
             self._slowest = max(self._slowest, seconds_of(ends))
 
     def note(self, record: GangStarted | GangReady | LeftBehind | Notice) -> None:
-        """Ignore what the repetitions themselves have told already."""
+        """Ignore it: the regular repetitions have already reported such records."""
 
 
 def shrink_failures(  # noqa: PLR0913, PLR0917 - one call
@@ -158,37 +159,37 @@ def shrink_failures(  # noqa: PLR0913, PLR0917 - one call
     results: Path,
     run_gang: Callable[[Trials, int], None],
 ) -> None:
-    """Find the delays that each test's most frequent failure needs, as far as there is time, and have them reported.
+    """Find and report the delays that each test's most frequent failure needs, if there is enough time.
 
     Args:
-        repetitions: They have ended.
-        stress: How they were made.
+        repetitions: The job's repetitions, which have ended.
+        stress: Their settings.
         program: Their tests.
-        config: The job's.
+        config: The configuration of the job.
         results: The folder of the ranks' logs.
         run_gang: Runs trials of a test on a gang.
     """
     skew, until = stress.skew, time.monotonic() + SEARCH
     for failed in repetitions.typical_failures() if skew in LEVELS else ():
         index = program.tests.index(failed.nodeid)
-        terms, delays = program.options[index], drawn_delays(skew, failed.seed, config.world_size)
-        if terms.launches or config.launches_ranks or not delays or time.monotonic() >= until:
+        options, delays = program.options[index], drawn_delays(skew, failed.seed, config.world_size)
+        if options.launches or config.launches_ranks or not delays or time.monotonic() >= until:
             continue
-        trials = Trials(failed, index, shares_ranks=terms.shares_ranks, run_gang=run_gang, results=results)
-        trials.learn(until)
-        shrunk = shrink(delays, trials.count_until(until), trials.confirm, trials.made)
+        trials = Trials(failed, index, shares_ranks=options.shares_ranks, run_gang=run_gang, results=results)
+        trials.calibrate(until)
+        shrunk = shrink(delays, trials.count_until(until), trials.confirm, trials.delays_made)
         shown = trials.shown if shrunk.delays else ()
-        repetitions.explain(failed, sentence(shrunk, trials.places), skew_of(shrunk.delays), shown)
+        repetitions.explain(failed, sentence(shrunk, trials.locations), format_delays(shrunk.delays), shown)
 
 
-def _places(delays: Sequence[Delay], results: Path) -> dict[str, str]:
-    """Where delays are, by their text: ``before allreduce (call 2 at test_x.py:41)``."""
+def _locations(delays: Sequence[Delay], results: Path) -> dict[str, str]:
+    """The locations of delays, by the delays' text: ``before allreduce (call 2 at test_x.py:41)``."""
     found = {}
-    logs = {rank: evidence.read_end(results / f"rank-{rank}.log", _TAIL) for rank in {each.rank for each in delays}}
+    logs = {rank: evidence.read_end(results / f"rank-{rank}.log", _TAIL) for rank in {delay.rank for delay in delays}}
     for delay in delays:
-        told = re.escape(f"--skew: {milliseconds(delay.seconds)} ms {delay.place} ")
-        line = re.compile(rf"{told}(?P<what>\S.*) \(call {delay.call}(?P<where> .*)?\)$", re.MULTILINE)
+        prefix = re.escape(f"--skew: {milliseconds(delay.seconds)} ms {delay.kind} ")
+        line = re.compile(rf"{prefix}(?P<what>\S.*) \(call {delay.call}(?P<where> .*)?\)$", re.MULTILINE)
         if matches := list(line.finditer(logs[delay.rank])):
             where = f"{f'call {delay.call}' if delay.call else ''}{matches[-1]['where'] or ''}".strip()
-            found[str(delay)] = f"{delay.place} {matches[-1]['what']}{where and f' ({where})'}"
+            found[str(delay)] = f"{delay.kind} {matches[-1]['what']}{where and f' ({where})'}"
     return found

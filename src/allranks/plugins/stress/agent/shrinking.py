@@ -1,7 +1,6 @@
-"""Searches for the delays that a failure needs: delta debugging over those that its repetition drew.
+"""Searches for the delays that a failure needs: delta debugging on the delays that its repetition drew.
 
-A race fails at a rate, so each question is asked as often as that rate demands. Nothing here runs a test: the caller
-counts.
+A race fails only at some rate, so each set of delays is tried as often as that rate requires. The caller runs the test.
 """
 
 import math
@@ -9,69 +8,61 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from allranks.plugins.stress.agent.skew import Delay, Place, milliseconds, skew_of
+from allranks.plugins.stress.agent.skew import Delay, DelayKind, format_delays, milliseconds
 from allranks.protocol.rates import log_chance
 from allranks.protocol.repetitions import OFF, interval
 
 T = TypeVar("T")
 
 Count = Callable[[str, int, int], tuple[int, int]]
-"""Repeats a test with a skew, so many times at most, until so many failed; returns how many failed, of how many."""
+"""Repeats a test with a skew, up to a number of repetitions and of failures; returns failures and repetitions."""
 
 _FIRST: Final = 10
 """Repetitions that measure a rate."""
 
 _CLEAR: Final = 4
-"""Of these, failures after which it is known well enough: one that hangs takes seconds."""
+"""Failures after which these repetitions stop, because each failure that hangs takes seconds."""
 
 _MORE: Final = 50
-"""Further ones if none of these failed."""
+"""More repetitions if none of the first failed."""
 
 _MOST: Final = 60
-"""Repetitions for one question."""
+"""The most repetitions for one set of delays."""
 
 _WITHOUT: Final = 200
-"""Repetitions without the delays, in the end."""
+"""Repetitions without delays, at the end."""
 
 _MISSED: Final = 0.01
-"""The probability that a question's repetitions all pass by chance, or that a result differs by chance from none."""
+"""The probability that all repetitions pass by chance, or that rates with and without delays differ by chance."""
 
 _HALVINGS: Final = 6
-"""The shortest delay that is tried is 1.6 % of the one that was drawn."""
+"""How often a delay is halved: to 1.6 % of the one that was drawn."""
 
 _DOUBLINGS: Final = 3
-"""The shortest delays that fail are at the edge: longer ones may show it each time."""
+"""How often delays are doubled: the shortest delays that fail are borderline, and longer ones may always fail."""
 
 _CLEARLY_MORE: Final = 3
-"""Further failures of :data:`_FIRST` repetitions that are worth a longer delay."""
+"""Additional failures in :data:`_FIRST` repetitions that justify longer delays."""
 
-_CALLS: Final[Sequence[tuple[int, Place]]] = [
+_CALLS: Final[Sequence[tuple[int, DelayKind]]] = [
     (0, "before"),
     *((call, place) for call in range(1, 8) for place in ("before", "after")),
 ]
-"""Where a rank is late instead of being disturbed from outside: at the beginning of the test, and its first calls."""
+"""Calls that may replace a delay from outside: the start of the test, and its first calls."""
 
-_OF_A_RANK: Final = ("stopped", "throttled", "crowded")
+_ON_ONE_RANK: Final = ("stopped", "throttled", "crowded")
 
-_NAMED: Final = 3
+_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shrunk:
-    """What a search has come to.
+    """The result of a search."""
 
-    Attributes:
-        delays: Those that the failure needs; none if they were not found.
-        bad: How many repetitions failed with them, or with all of the delays drawn.
-        runs: Of so many.
-        bad_without: How many failed without any.
-        runs_without: Of so many.
-    """
-
-    delays: tuple[Delay, ...] = ()
-    bad: int = 0
+    delays: tuple[Delay, ...] = ()  # those that the failure needs; empty if they were not found
+    bad: int = 0  # failed repetitions with these delays, or with all delays if they were not found
     runs: int = 0
-    bad_without: int = 0
+    bad_without: int = 0  # failed repetitions without any delays
     runs_without: int = 0
 
 
@@ -79,19 +70,19 @@ def shrink(
     drawn: Sequence[Delay],
     search: Count,
     confirm: Count,
-    made: Callable[[Sequence[Delay]], Sequence[Delay]] = tuple,
+    delays_made: Callable[[Sequence[Delay]], Sequence[Delay]] = tuple,
 ) -> Shrunk:
-    """The fewest and shortest of the delays of a failed repetition that still make it fail.
+    """Reduce the delays of a failed repetition to the fewest and shortest that still make it fail.
 
     Args:
-        drawn: All of them.
-        search: Counts failures; one that has no time left counts none.
-        confirm: Counts those of the result.
-        made: Those of some delays that ranks seem to have made; most are of calls that a test never does.
+        drawn: All of its delays.
+        search: Counts failures; without time left it counts none.
+        confirm: Counts failures with the result.
+        delays_made: Selects the delays that ranks have made; most are for calls that a test never makes.
     """
-    bad, runs = search(skew_of(drawn), _FIRST, _CLEAR)
+    bad, runs = search(format_delays(drawn), _FIRST, _CLEAR)
     if not bad:
-        more_bad, more = search(skew_of(drawn), _MORE, _CLEAR)
+        more_bad, more = search(format_delays(drawn), _MORE, _CLEAR)
         bad, runs = more_bad, runs + more
     if not bad:
         return Shrunk(runs=runs)
@@ -99,20 +90,20 @@ def shrink(
     enough = max(1, int(tries * bad / runs / 2))
 
     def fails(delays: Sequence[Delay]) -> bool:
-        return search(skew_of(delays), tries, enough)[0] >= enough
+        return search(format_delays(delays), tries, enough)[0] >= enough
 
     if fails(()):
         bad_without, runs_without = confirm(OFF, _MOST, _MOST)
         return Shrunk(bad=bad, runs=runs, bad_without=bad_without, runs_without=runs_without)
-    found = list(smallest(_likely(drawn, made(drawn), fails), fails))
-    for place in range(len(found)):
+    found = list(smallest(_likely(drawn, delays_made(drawn), fails), fails))
+    for index in range(len(found)):
         for _ in range(_HALVINGS):
-            shorter = replace(found[place], seconds=found[place].seconds / 2)
-            if not fails([*found[:place], shorter, *found[place + 1 :]]):
+            shorter = replace(found[index], seconds=found[index].seconds / 2)
+            if not fails([*found[:index], shorter, *found[index + 1 :]]):
                 break
-            found[place] = shorter
-    found = _made_reliable(_at_calls(found, fails), search)
-    found_bad, found_runs = confirm(skew_of(found), max(_FIRST, tries), _MOST)
+            found[index] = shorter
+    found = _made_reliable(_replaced_by_calls(found, fails), search)
+    found_bad, found_runs = confirm(format_delays(found), max(_FIRST, tries), _MOST)
     bad_without, runs_without = confirm(OFF, _WITHOUT, _WITHOUT)
     if math.exp(log_chance(found_bad, found_runs, bad_without, runs_without)) > _MISSED:
         return Shrunk(bad=bad, runs=runs, bad_without=bad_without, runs_without=runs_without)
@@ -121,32 +112,32 @@ def shrink(
 
 
 def _likely(drawn: Sequence[Delay], made: Sequence[Delay], fails: Callable[[Sequence[Delay]], bool]) -> Sequence[Delay]:
-    """Of the delays drawn, those to search: of calls alone if these are enough, because a call has a line."""
-    calls = [each for each in made if each.is_of_a_call]
+    """The delays to search: only those of calls if these are sufficient, because a call has a source line."""
+    calls = [delay for delay in made if delay.is_at_call]
     parts = (calls, made) if len(calls) < len(made) else (made,)
     return next((some for some in parts if 0 < len(some) < len(drawn) and fails(some)), drawn)
 
 
-def _at_calls(found: list[Delay], fails: Callable[[Sequence[Delay]], bool]) -> list[Delay]:
-    """The same delays, but those from outside at one of the rank's first calls, if that fails, too: it has a line."""
+def _replaced_by_calls(found: list[Delay], fails: Callable[[Sequence[Delay]], bool]) -> list[Delay]:
+    """Replace delays from outside by delays of the rank's first calls, which have a source line, if these fail, too."""
     for index, outside in enumerate(found):
-        places = _CALLS if outside.place in _OF_A_RANK else ()
-        lengths = (outside.seconds * times for times in (1.0, 0.5, 2.0))
-        beside = (replace(outside, place=p, call=c, seconds=s) for s in lengths for c, p in places)
-        tried = ([*found[:index], each, *found[index + 1 :]] for each in beside)
-        found = next(filter(fails, tried), found)
+        calls = _CALLS if outside.kind in _ON_ONE_RANK else ()
+        lengths = (outside.seconds * factor for factor in (1.0, 0.5, 2.0))
+        at_calls = (replace(outside, kind=kind, call=call, seconds=s) for s in lengths for call, kind in calls)
+        candidates = ([*found[:index], delay, *found[index + 1 :]] for delay in at_calls)
+        found = next(filter(fails, candidates), found)
     return found
 
 
 def _made_reliable(found: list[Delay], search: Count) -> list[Delay]:
-    """The same delays, twice as long if that fails as often (off the edge), and more if it fails clearly more often."""
-    bad, runs = search(skew_of(found), _FIRST, _FIRST)
+    """Double the delays if they then fail as often, to be less borderline; repeat this if they fail more often."""
+    bad, runs = search(format_delays(found), _FIRST, _FIRST)
     for doubling in range(_DOUBLINGS if bad else 0):
         is_sure = bad >= 0.9 * runs
         if doubling and is_sure:
             break
-        longer = [replace(each, seconds=2 * each.seconds) for each in found]
-        longer_bad, longer_runs = search(skew_of(longer), _FIRST, _FIRST)
+        longer = [replace(delay, seconds=2 * delay.seconds) for delay in found]
+        longer_bad, longer_runs = search(format_delays(longer), _FIRST, _FIRST)
         if longer_bad < (bad if is_sure else bad + _CLEARLY_MORE):
             break
         found, bad, runs = longer, longer_bad, longer_runs
@@ -154,12 +145,7 @@ def _made_reliable(found: list[Delay], search: Count) -> list[Delay]:
 
 
 def smallest(parts: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> Sequence[T]:
-    """Some of the parts that still fail, and of which none can be left out (ddmin; Zeller and Hildebrandt 2002).
-
-    Args:
-        parts: All of them, which fail.
-        fails: Whether some of them do.
-    """
+    """A minimal subset of the parts that still fails (ddmin; Zeller and Hildebrandt 2002)."""
     pieces = 2
     while len(parts) > 1:
         size = math.ceil(len(parts) / pieces)
@@ -178,31 +164,31 @@ def smallest(parts: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> Sequen
 
 
 def tries_for(bad: int, runs: int) -> int:
-    """Repetitions of which at least one fails in 99 % of all cases, at the lowest rate that the counts allow."""
+    """The number of repetitions of which one fails with 99 % probability, at the lowest rate that fits the counts."""
     low = interval(bad, runs)[0]
     return _MOST if low <= 0 else min(_MOST, math.ceil(math.log(_MISSED) / math.log1p(-low)))
 
 
-def sentence(shrunk: Shrunk, places: Mapping[str, str]) -> str:
-    """The result in words, to follow the name of a test.
+def sentence(shrunk: Shrunk, locations: Mapping[str, str]) -> str:
+    """The result as a sentence that follows the name of a test.
 
     Args:
         shrunk: The result.
-        places: Where delays are, by their text; of others the number of the call is named.
+        locations: The locations of delays, by their text; for other delays, the number of the call is given.
     """
     if not shrunk.bad:
-        return f"the delays of its most frequent failure did not show it again in {shrunk.runs} repetitions"
+        return f"the delays of its most frequent failure did not reproduce it in {shrunk.runs} repetitions"
     without = f"{shrunk.bad_without} of {shrunk.runs_without} without"
     if not shrunk.delays:
         return f"fails {shrunk.bad} of {shrunk.runs} times with the delays of its most frequent failure, {without}"
-    named = [_late(each, places) for each in shrunk.delays[:_NAMED]]
-    more = [f"{len(shrunk.delays) - _NAMED} more delays"] if len(shrunk.delays) > _NAMED else []
-    return f"fails {shrunk.bad} of {shrunk.runs} times if {' and '.join([*named, *more])}, {without}"
+    shown = [_clause(delay, locations) for delay in shrunk.delays[:_SHOWN]]
+    more = [f"{len(shrunk.delays) - _SHOWN} more delays"] if len(shrunk.delays) > _SHOWN else []
+    return f"fails {shrunk.bad} of {shrunk.runs} times if {' and '.join([*shown, *more])}, {without}"
 
 
-def _late(delay: Delay, places: Mapping[str, str]) -> str:
+def _clause(delay: Delay, locations: Mapping[str, str]) -> str:
     rank, after, for_ms = f"rank {delay.rank}", f"{delay.call} ms into the test", f"{milliseconds(delay.seconds)} ms"
-    match delay.place:
+    match delay.kind:
         case "joining":
             return f"{rank} joins its gang {for_ms} late"
         case "stopped":
@@ -213,5 +199,5 @@ def _late(delay: Delay, places: Mapping[str, str]) -> str:
             return f"{rank} shares its core with busy processes for {for_ms}, {after}"
         case "busy":
             return f"{delay.rank} busy processes run for {for_ms}, {after}"
-    unknown = f"{delay.place} its call {delay.call}" if delay.call else "before the test"
-    return f"{rank} is {for_ms} late {places.get(str(delay), unknown)}"
+    unknown = f"{delay.kind} its call {delay.call}" if delay.call else "before the test"
+    return f"{rank} is {for_ms} late {locations.get(str(delay), unknown)}"

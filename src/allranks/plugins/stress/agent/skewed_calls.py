@@ -1,7 +1,7 @@
-"""Delays calls of this rank as ``--skew`` decides: collectives, messages, waits, stores and RPC.
+"""Delays calls of this rank for ``--skew``: collectives, messages, waits, stores and RPC.
 
-It is a plugin of the session that ranks are forked from, and wraps torch's methods outside of those that count them,
-before the first test. Its own clock and sleep are those from before any test could replace them.
+It is a plugin of the session that ranks are forked from. Before the first test it wraps torch's methods, around the
+wrappers that count calls. It keeps its own reference to `time.sleep`, which tests may replace.
 """
 
 import functools
@@ -25,8 +25,8 @@ from allranks.agent.rank.rank_setup import INSTRUCTIONS
 from allranks.plugins.stress.agent.skew import LateRank, NamedDelays, lateness, milliseconds
 from allranks.protocol.repetitions import OFF
 
-_TOLD = 0.001
-"""Seconds of a delay that is worth a line."""
+_SHORTEST_LOGGED = 0.001
+"""Seconds: shorter delays are not logged."""
 
 _STORE = ("set", "get", "add", "wait", "check", "compare_set", "delete_key", "append", "multi_get", "multi_set")
 
@@ -38,7 +38,7 @@ _FUNCTIONS = {
     "torch.distributed.rpc": _RPC,
     "torch.distributed.rpc.api": _RPC,
 }
-"""By module; each has names of its own for them."""
+"""Functions by the modules that have their own names for them."""
 
 _NOT_USERS = (
     *(str(Path(module.__file__).parent) for module in (torch, pytest) if module.__file__),
@@ -47,10 +47,10 @@ _NOT_USERS = (
     "contextlib.py",
     f"{os.sep}threading.py",
 )
-"""Parts of the paths of frames that are no user's."""
+"""Parts of the paths of frames that do not belong to the user's code."""
 
 _STARTED = "_allranks_started"
-"""The attribute of a thread that has the place of its start."""
+"""The attribute of a thread with the location of its start."""
 
 _sleep = time.sleep
 
@@ -66,7 +66,7 @@ class SkewedCalls:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Delay the beginning of a test, and the calls in it."""
+        """Delay the start of a test, and the calls in it."""
         rank, seed = os.environ.get("RANK", ""), os.environ.get("ALLRANKS_SEED", "")
         if rank.isdecimal() and seed.isdecimal():
             self._wrap_calls()
@@ -87,7 +87,7 @@ class SkewedCalls:
         self._has_wrapped = True
         for method in (*COLLECTIVES, *MESSAGES):
             wrap(distributed.ProcessGroup, method, functools.partial(self._delayed_method, name=method))
-        wrap(threading.Thread, "start", _noted_start)
+        wrap(threading.Thread, "start", _record_start)
         wrap(distributed.Work, "wait", functools.partial(self._delayed_method, name="wait"))
         store = torch._C._distributed_c10d.Store  # noqa: SLF001
         for method in _STORE:
@@ -121,7 +121,7 @@ class SkewedCalls:
 
     @contextmanager
     def _delays(self, name: str) -> Iterator[None]:
-        """Wait before and after a call; not after one that fails."""
+        """Wait before and after a call, but not after one that fails."""
         __tracebackhide__ = True
         if (late := self._late) is None:
             yield
@@ -137,25 +137,25 @@ class SkewedCalls:
         if seconds <= 0:
             return
         self._left -= seconds
-        if seconds >= _TOLD:
-            where = where or _place(sys._getframe(1))  # noqa: SLF001 - inspect.stack() reads source files
+        if seconds >= _SHORTEST_LOGGED:
+            where = where or _location(sys._getframe(1))  # noqa: SLF001 - inspect.stack() reads source files
             sys.stderr.write(f"--skew: {milliseconds(seconds)} ms {what} (call {number}{where})\n")
         _sleep(seconds)
 
 
-def _noted_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Start a thread, and note where: torch's functions may be all that it runs."""
+def _record_start(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Start a thread, and store the location, because the thread may run nothing but torch's functions."""
 
     def start(thread: threading.Thread) -> None:
-        if found := _place(sys._getframe(1)):  # noqa: SLF001 - inspect.stack() reads source files
+        if found := _location(sys._getframe(1)):  # noqa: SLF001 - inspect.stack() reads source files
             vars(thread)[_STARTED] = f" in a thread of{found.removeprefix(' at')}"
         original(thread)
 
     return start
 
 
-def _place(frame: FrameType | None) -> str:
-    """The innermost line that is neither torch's nor ours, or that started this thread, in words; empty for none."""
+def _location(frame: FrameType | None) -> str:
+    """The innermost line of the user's code, or the one that started this thread, as text; empty if there is none."""
     while frame is not None:
         file = frame.f_code.co_filename
         if not any(part in file for part in _NOT_USERS) and not file.startswith("<"):
