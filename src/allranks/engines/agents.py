@@ -40,7 +40,7 @@ class Meeting:
         address, port = self.held.getsockname()
         post = NodeConfig(node=node, leader=address, port=port, token=self.token)
         # On one host the leading agent sees the GPUs of all.
-        return replace(agent, post=post, check_gpus=() if node else agent.check_gpus)
+        return replace(agent, node_config=post, check_gpus=() if node else agent.check_gpus)
 
     def close(self) -> None:
         """Release the port."""

@@ -140,7 +140,7 @@ class AgentConfig:
     # How the processes start that a test wants by ``spawn`` or ``forkserver``.
     start_children: ChildStart = "cold"
     # This agent's place among those of the nodes, set by the engine; None for a single node.
-    post: NodeConfig | None = None
+    node_config: NodeConfig | None = None
     share: JobShard | None = None  # None where this job runs the whole suite
     # Node ids of the tests that an attempt runs again; None to run all collected tests.
     only: tuple[str, ...] | None = None
@@ -157,7 +157,7 @@ class AgentConfig:
     @property
     def node(self) -> int:
         """The node that this agent is on."""
-        return self.post.node if self.post else 0
+        return self.node_config.node if self.node_config else 0
 
     @property
     def ranks(self) -> int:
@@ -174,9 +174,9 @@ class AgentConfig:
         return json.dumps(to_object(self), indent=1)
 
     def without_secrets(self) -> Self:
-        """A copy without the token of its post."""
-        post = None if self.post is None else dataclasses.replace(self.post, token="")
-        return dataclasses.replace(self, post=post)
+        """A copy without the token of its node."""
+        node_config = self.node_config and dataclasses.replace(self.node_config, token="")
+        return dataclasses.replace(self, node_config=node_config)
 
     @classmethod
     def read(cls, path: Path) -> Self:

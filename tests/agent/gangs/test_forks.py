@@ -23,7 +23,7 @@ from allranks.agent.program import Finish, Program, SessionEnded, Settled, Start
 from allranks.protocol.config import Folders, NodeConfig
 from allranks.protocol.records import AgentFailed, Imported, Notice
 
-SECRET = replace(CONFIG, post=NodeConfig(node=0, leader="127.0.0.1", port=1, token="secret"))  # noqa: S106 - none is asked
+SECRET = replace(CONFIG, node_config=NodeConfig(node=0, leader="127.0.0.1", port=1, token="secret"))  # noqa: S106 - none is asked
 
 
 class Nation:
@@ -242,7 +242,7 @@ tell("Program", {"tests": ["a"]})
 def test_a_fork_server_is_told_no_secret(start_server, end):
     [told] = start_server('tell("Notice", {"text": json.dumps(request)})').replies(end)
     start = parse_start(told.text.encode())
-    assert start.config == replace(SECRET, post=replace(SECRET.post, token=""))
+    assert start.config == replace(SECRET, node_config=replace(SECRET.node_config, token=""))
 
 
 def test_a_fork_server_that_the_out_of_memory_killer_ended_says_so(start_server, end, monkeypatch):

@@ -412,7 +412,7 @@ def meet(config: AgentConfig) -> dict[int, NodeConnection]:
 
     Returns the connection to each, by node; empty if the job has one node.
     """
-    post, limit = config.post, config.limits.limit("assembly")
+    post, limit = config.node_config, config.limits.limit("assembly")
     if post is None:
         return {}
     if post.node:
