@@ -23,7 +23,7 @@ FOREIGN = [
     ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": "long"}}}}', "'long' is no number of seconds"),
     ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": -1}}}}', "-1 is no number of seconds"),
     ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": NaN}}}}', "nan is no number of seconds"),
-    ('{"schema": 2, "seconds": {}}', "is of schema 2, and this allranks reads schema 1"),
+    ('{"schema": 2, "seconds": {}}', "is of schema 2, but this version of allranks reads schema 1"),
     ("[" * 100_000, "holds no durations of allranks"),
 ]
 

@@ -122,11 +122,11 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
         ],
         "failures": [
             {
-                "place": each.place,
+                "place": each.job,
                 "test": each.nodeid,
                 "kind": each.kind.value,
                 "message": each.message,
-                "alike": each.alike,
+                "alike": each.more,
                 "cells": each.cells,
                 "packs": each.packs,
                 "ranks": {world: sorted(of.ranks) for world, of in each.ranks.items()},

@@ -38,7 +38,7 @@ from allranks.protocol.records import (
     TestStarted,
     Went,
 )
-from allranks.protocol.repetitions import RepetitionTally, rate_in_words, summary_of
+from allranks.protocol.repetitions import RepetitionTally, full_rate, summary_of
 from allranks.protocol.xml_text import clipped
 from allranks.report.run_files import JobError
 from allranks.runner.progress import Tests
@@ -220,7 +220,7 @@ def _rates(repeated: Mapping[str, RepetitionTally]) -> list[str]:
     worst = sorted(repeated, key=lambda nodeid: -repeated[nodeid].bad / max(1, repeated[nodeid].runs))
     words = [summary_of(nodeid, repeated[nodeid]) for nodeid in worst[:_RATES_SHOWN]]
     rest = [repeated[nodeid] for nodeid in worst[_RATES_SHOWN:]]
-    more = f"{len(rest)} more tests: {rate_in_words(sum(each.bad for each in rest), sum(each.runs for each in rest))}"
+    more = f"{len(rest)} more tests: {full_rate(sum(each.bad for each in rest), sum(each.runs for each in rest))}"
     return [*words, more] if rest else words
 
 

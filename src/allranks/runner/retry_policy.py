@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from allranks.matrix.model import Job
 from allranks.report.folder import Attempt, newest, read_attempts_at
-from allranks.report.judge.accounting import has_collected_nothing, has_troubled_files
-from allranks.report.judge.attempts import has_no_result, has_not_run, settled
+from allranks.report.judge.accounting import has_collected_nothing, has_file_errors
+from allranks.report.judge.attempts import final_verdicts, has_no_result, has_not_run
 from allranks.report.judge.judging import files_of
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.results import TestVerdict
@@ -52,14 +52,14 @@ def to_run_again(attempt: Attempt | None, setting: VerdictPolicy, wanted: Wanted
     error = attempt.record.error
     if error and error.kind == "collection" and wanted == "missing":
         # Not the missing tests alone: those of the broken module have no names that an attempt could select.
-        tests = settled(attempt, files_of(attempt), setting) if attempt.record.collected else ()
+        tests = final_verdicts(attempt, files_of(attempt), setting) if attempt.record.collected else ()
         return WHOLE if any(map(has_not_run, tests)) else None
     if error and (error.kind not in _ENDED_IN_TIME or attempt.record.collected is None):
         return WHOLE
     files = files_of(attempt)
-    if has_collected_nothing(attempt) or has_troubled_files(files):
+    if has_collected_nothing(attempt) or has_file_errors(files):
         return WHOLE
-    left = [test.nodeid for test in settled(attempt, files, setting) if _is_wanted(test, wanted)]
+    left = [test.nodeid for test in final_verdicts(attempt, files, setting) if _is_wanted(test, wanted)]
     if not left and error:
         return WHOLE  # all tests of the ended job have results: only another attempt can show that the job is good
     return Again(tests=tuple(left), base=attempt.number) if left else None

@@ -12,7 +12,7 @@ FAULT = {
     "test": "test_fault",
     "verdict": ("error", "missing"),
     "ranks": ["missing", "missing"],
-    "words": ["nothing came back"],
+    "words": ["no result arrived"],
     "exit_code": 3,
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},

@@ -116,11 +116,11 @@ def test_the_merge_leads_with_the_reason_and_names_the_pack(refuse, gather):
     assert code_of(merged) == ExitCode.INFRASTRUCTURE
     refused, lost = merged.failures
     assert refused.message == "There are 2 GPUs too few."
-    assert refused.extent.endswith("; pack cuda-g2-1of1")
+    assert refused.impact.endswith("; pack cuda-g2-1of1")
     assert refused.traceback == ("No driver.", "Install one.")
     assert "left no results" in lost.message
-    assert lost.alike >= refused.alike
-    assert lost.extent.endswith("; pack cpu-g0-1of1")
+    assert lost.more >= refused.more
+    assert lost.impact.endswith("; pack cpu-g0-1of1")
 
 
 def test_what_has_begun_is_left_alone(refuse):

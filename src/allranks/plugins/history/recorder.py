@@ -16,7 +16,7 @@ from allranks.plugins.history.changes import MANY, RunStatuses, record
 from allranks.plugins.history.database import PATIENCE, HistoryError, written
 from allranks.plugins.history.trends import History, RunHistory
 from allranks.protocol.outcomes import numbers
-from allranks.report.judged import MANIFEST_PLACE, CellSuite, MergedRun
+from allranks.report.judged import MANIFEST_KEY, CellSuite, MergedRun
 from allranks.report.page.page import escaped
 from allranks.report.results import RankResult, TestVerdict, own_failures
 from allranks.report.section import Section, SectionMaker
@@ -71,7 +71,7 @@ class HistoryRecorder(SectionMaker):
 
     def __call__(self, suite: CellSuite) -> None:
         """Take the outcomes of a job."""
-        if (suite.cell, suite.suite) == MANIFEST_PLACE:
+        if (suite.cell, suite.suite) == MANIFEST_KEY:
             return
         nodeids, statuses = [test.nodeid for test in suite.tests], list(map(recorded_status, suite.tests))
         self._told.add(suite.cell, without_shard(suite.whole_suite), nodeids, statuses)

@@ -59,14 +59,14 @@ def _reason(error: BaseException) -> JobError:
 def _record(results: Path, plan_file: Path, pack: str | None, why: JobError) -> None:
     found = read_plan(plan_file)
     plan, own = found.manifest, found.jobs_of(None if pack is None else pack_called(found, pack).slug)
-    names = {plan.run_id, *(name for job in own for name in job.place)}
+    names = {plan.run_id, *(name for job in own for name in job.key)}
     if not all(map(_NAME.fullmatch, names)):
         return
 
     def with_jobs(there: Manifest | None) -> Manifest:
         began = there or replace(plan, cells={}, jobs=())
         cells = {job.cell: plan.cells[job.cell] for job in own}
-        more = [job for job in own if job.place not in {each.place for each in began.jobs}]
+        more = [job for job in own if job.key not in {each.key for each in began.jobs}]
         return replace(began, cells={**cells, **began.cells}, jobs=(*began.jobs, *more))
 
     manifest = change_manifest(results, plan.run_id, with_jobs)

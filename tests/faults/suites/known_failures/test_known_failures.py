@@ -28,7 +28,7 @@ FAULT = {
             "undetermined": "both fail at once",
         },
     },
-    "says": ["expected to fail, and passed: suite/test_known_failures.py::test_passes."],
+    "says": ["expected to fail, but passed: suite/test_known_failures.py::test_passes."],
     "seconds": 8,
 }
 

@@ -33,7 +33,7 @@ from allranks.protocol.records import (
     Repeated,
     TestStarted,
 )
-from allranks.protocol.repetitions import OFF, RepetitionTally, name_of_repetition, options_of, rate_in_words
+from allranks.protocol.repetitions import OFF, RepetitionTally, full_rate, name_of_repetition, options_of
 
 TURN = 1.0
 """Seconds that a gang repeats its tests while other tests wait for a gang."""
@@ -331,7 +331,7 @@ def _all_in_all(nodeid: str, test: _Test) -> Sequence[Record]:
         arrived=max(each.arrived if isinstance(each, RankEnded) else max(each.arrived) for each in ends),
         phases=(PhaseEnd(when="call", outcome=Outcome.FAILED, seconds=test.told.median),),
         phase="call",
-        message="; ".join(filter(None, (rate_in_words(test.tally.bad, test.tally.runs), test.tally.shrunk))),
+        message="; ".join(filter(None, (full_rate(test.tally.bad, test.tally.runs), test.tally.shrunk))),
         text=f"{lead.message}\n{lead.text}" if lead else "",
     )
     others = (rank for rank in range(size) if rank != leader)
