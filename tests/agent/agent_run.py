@@ -182,7 +182,7 @@ class AgentRun:
         for record in self.all(TestStarted):
             begun = RankEnded(
                 nodeid=record.nodeid, rank=rank, outcome=Outcome.MISSING, world_size=2, arrived=0.0,
-                message="nothing came back: job and rank ended in this test",
+                message="no result arrived: the job and the rank ended during this test",
             )  # fmt: skip
             cases[split_nodeid(record.nodeid)[1]] = case_of(begun)
         for end in self.ends:

@@ -46,7 +46,7 @@ class NodesRun(Storied):
 
     @property
     def port(self):
-        return self.config.post.port
+        return self.config.node_config.port
 
     def finish(self):
         """The exit status of both, when they have ended."""
@@ -86,7 +86,7 @@ class FollowerRun(Storied):
             (self.folder / name).symlink_to(leader.folder / name)
         rendezvous = options.pop("rendezvous", leader.rendezvous)
         environment = options.pop("environment", {})
-        self.config = rendezvous.agent_config(replace(leader.config, post=None, **options), 1)
+        self.config = rendezvous.agent_config(replace(leader.config, node_config=None, **options), 1)
         (self.folder / "config.json").write_text(self.config.to_json())
         self._words = os.open(os.devnull, os.O_RDONLY)
         self._start(launch, environment, closed_stdin=False)

@@ -197,7 +197,7 @@ def test_the_pattern_and_the_world_size_are_options(allranks, tmp_path):
         ("--world-size=0", "'0' is not a whole number from 1 to 16384"),
         ("--world-size=16385", "'16385' is not a whole number"),
         ("--world-size=four", "'four' is not a whole number"),
-        ("--ranks-xml=rank-0.xml", "--ranks-xml 'rank-0.xml' cannot be used."),
+        ("--ranks-xml=rank-0.xml", "--ranks-xml 'rank-0.xml' is not valid."),
     ],
 )
 def test_an_invalid_pattern_or_world_size_is_rejected(allranks, ranks, option, message):

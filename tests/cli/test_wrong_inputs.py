@@ -103,7 +103,7 @@ COMMANDS = {
     "report nowhere": (2, "There is no results folder nowhere.", "allranks report DIR"),
     "report matrix.toml": (2, "matrix.toml is a file", "allranks show matrix.toml"),
     "report suite": (2, "There is nothing to merge", "--ranks-xml PATTERN"),
-    "report suite --ranks-xml *.xml": (2, "cannot be used", "'{cell}/{suite}/rank-{rank}.xml'"),
+    "report suite --ranks-xml *.xml": (2, "is not valid", "'{cell}/{suite}/rank-{rank}.xml'"),
     "report suite --baseline nowhere": (2, "nowhere is not a baseline.", "--update-baseline"),
     "init": (2, "already has matrix.toml", "--force overwrites"),
     "init nowhere": (2, "There is no folder nowhere.", "Create it"),

@@ -152,13 +152,13 @@ def test_each_red_test_has_its_traceback_and_its_command(launch, scratch, monkey
     assert not {"\x1b", "\x9b", "\x07"} & set(summary + done.output)
 
     shown = done.output.split("First failures:")[1]
-    assert shown.count("    again: allranks run ") == 5
+    assert shown.count("    rerun: allranks run ") == 5
     assert "test_tiny.py:17 in test_values" in shown
     assert "and 2 more: see junit.xml" in shown
     assert {name: case._elem.get("line") for name, case in done.cases.items()}["test_helper"] == "21"
 
     # The command runs this test, on this cell.
-    command = re.search(r"^    again: allranks run (.*test_values)$", shown, re.MULTILINE)
+    command = re.search(r"^    rerun: allranks run (.*test_values)$", shown, re.MULTILINE)
     monkeypatch.setenv("ALLRANKS_ENGINE", "process")
     again = replace(launch, run_id=f"{launch.run_id}-again")(repository, *shlex.split(command[1]))
     assert again.cases.keys() == {"test_values"}

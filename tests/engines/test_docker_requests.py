@@ -227,7 +227,7 @@ def test_a_job_on_one_node_is_its_nodes_and_needs_no_token(make_spec):
 
 
 def test_nodes_meet_at_the_leaders_name_and_have_one_token(nodes_of):
-    posts = [spec.agent.post for spec in nodes_of()]
+    posts = [spec.agent.node_config for spec in nodes_of()]
     assert [post.node for post in posts] == [0, 1]
     assert {(post.leader, post.port, post.token) for post in posts} == {("node0", 29400, "hush-hush")}
     assert {spec.agent.master_addr for spec in nodes_of()} == {"node0"}
@@ -294,7 +294,7 @@ def test_a_config_can_be_read_by_the_jobs_user_alone_and_has_the_token(nodes_of)
     with tarfile.open(fileobj=io.BytesIO(b"".join(archive.pieces()))) as tar:
         for node, name in enumerate(("agent/config.json", "node-1/agent/config.json")):
             assert tar.getmember(name).mode == 0o600
-            assert json.load(tar.extractfile(name))["post"] == {
+            assert json.load(tar.extractfile(name))["node_config"] == {
                 "node": node, "leader": "node0", "port": 29400, "token": "hush-hush",
             }  # fmt: skip
     assert not any(

@@ -48,7 +48,7 @@ def rendezvous():
 
 def test_every_agent_has_its_node_and_all_have_one_port_and_one_token(rendezvous, make_spec):
     agent = make_spec(nodes=2).agent
-    posts = [rendezvous.agent_config(agent, node).post for node in range(2)]
+    posts = [rendezvous.agent_config(agent, node).node_config for node in range(2)]
     assert [post.node for post in posts] == [0, 1]
     assert {(post.leader, post.port, post.token) for post in posts} == {
         (*rendezvous.held.getsockname(), rendezvous.token)
@@ -79,13 +79,13 @@ def test_gpus_are_spread_over_nodes():
 
 def test_each_node_sees_its_own_gpus(make_spec, tmp_path):
     post = NodeConfig(node=1, leader="127.0.0.1", port=1, token="t")  # noqa: S106 - no secret
-    spec = make_spec(gpus=("a", "b"), nodes=2, post=post)
+    spec = make_spec(gpus=("a", "b"), nodes=2, node_config=post)
     assert environment(spec, tmp_path, tmp_path, {})["CUDA_VISIBLE_DEVICES"] == "b"
 
 
 def test_the_token_is_in_no_record(make_spec):
     post = NodeConfig(node=1, leader="127.0.0.1", port=1, token="very-secret")  # noqa: S106 - no secret
-    spec = make_spec(nodes=2, post=post)
+    spec = make_spec(nodes=2, node_config=post)
     assert "very-secret" not in json.dumps(spec.to_json()) + repr(spec)
     assert spec.to_json()["agent"]["nodes"] == 2
     assert "very-secret" in spec.agent.to_json()
@@ -330,7 +330,7 @@ def ignore(_node, _said):
     pass
 
 
-NODE = "node = json.load(open(config))['post']['node']\n"
+NODE = "node = json.load(open(config))['node_config']['node']\n"
 WAITS = "sys.stdin.read(); sys.exit(130)\n"
 
 

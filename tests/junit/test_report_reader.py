@@ -77,13 +77,13 @@ ENTITIES = '<!DOCTYPE x [<!ENTITY a "{}">]><testsuites><testsuite name="&a;"/></
         (f"<testsuites>{'<testsuite>' * 10_000}", "more than 64 elements within each other"),
         ("<testsuites><testsuite name='&b;'/></testsuites>", "undefined entity"),
         ("<testsuites {}/>".format(" ".join(f"a{n}=''" for n in range(1001))), 'testsuites> has a0=""'),
-        ("<testsuite><testcase time='soon'/></testsuite>", 'In line 1, time="soon" is no number of seconds'),
+        ("<testsuite><testcase time='soon'/></testsuite>", 'In line 1, time="soon" is not a number of seconds'),
     ],
 )
 def test_what_is_no_report_is_one_error(write, read, text, says):
     with pytest.raises(UsageError, match=says) as caught:
         read(write(text))
-    assert "is not JUnit XML that allranks can read, or only a part of it." in caught.value.what
+    assert "is not JUnit XML that allranks can read, or is truncated." in caught.value.what
     assert caught.value.exit_code is ExitCode.USAGE
 
 
@@ -123,7 +123,7 @@ def verdicts(read, path):
 
 def test_a_report_that_contradicts_itself_has_a_problem(write):
     bad, good = (write(f'<testsuite failures="{n}"><testcase name="a"/></testsuite>', f"{n}.xml") for n in (1, 0))
-    assert "a suite declares failures=1, and has failures=0" in junit.problem(bad)
+    assert "a suite declares failures=1, but has failures=0" in junit.problem(bad)
     assert not junit.problem(good)
 
 

@@ -4,15 +4,15 @@ import pytest
 
 from allranks.protocol.repetitions import (
     RepetitionTally,
-    beside_in_words,
     command_to_repeat,
-    difference_in_words,
+    difference,
+    full_rate,
     interval,
     name_of_repetition,
     options_of,
-    rate_in_short,
-    rate_in_words,
+    reference_comparison,
     repeated_test,
+    short_rate,
     summary_of,
 )
 
@@ -34,8 +34,8 @@ def test_the_interval_is_wilsons(bad, runs, low, high):
 
 
 def test_a_rate_has_its_interval_beside_it():
-    assert rate_in_words(3, 1000) == "3 of 1,000 repetitions went wrong: 0.3 % (95 % interval 0.1 to 0.88 %)"
-    assert rate_in_words(1, 1).startswith("1 of 1 repetition went wrong: 100 % (95 % interval 20.7 to 100 %)")
+    assert full_rate(3, 1000) == "3 of 1,000 repetitions failed: 0.3 % (95 % interval 0.1 to 0.88 %)"
+    assert full_rate(1, 1).startswith("1 of 1 repetition failed: 100 % (95 % interval 20.7 to 100 %)")
 
 
 def test_a_repetition_is_known_by_its_name():
@@ -70,37 +70,42 @@ def test_the_command_of_a_test_that_was_repeated_repeats_it_as_often_and_under_t
 def test_a_summary_says_what_is_known_and_no_more():
     tally = RepetitionTally(runs=1000, median=0.0042, slowest=1.25, slowest_at=7)
     assert summary_of("t", tally) == (
-        "t: 0 of 1,000 repetitions went wrong: 0 % (95 % interval 0 to 0.38 %); "
+        "t: 0 of 1,000 repetitions failed: 0 % (95 % interval 0 to 0.38 %); "
         "median 4.2 ms, slowest 1.25 s (repetition 7)"
     )
     bad = RepetitionTally(runs=9, bad=4, kept=2, first_bad=3, first_bad_after=1.5, left=1)
     told = summary_of("t", bad)
-    assert "the first was repetition 3, after 1.5 s; 2 of them are in the report, the others are like these" in told
+    assert (
+        "the first failure was repetition 3, after 1.5 s; the report has 2 of the failures, and the others are similar"
+        in told
+    )
     assert told.endswith("; 1 process left behind and killed")
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "words"),
     [
-        ((9, 100), (8, 100), "no difference shown"),
+        ((9, 100), (8, 100), "no significant difference"),
         ((40, 100), (8, 100), "it fails more often under allranks, confidence over 99.9 %"),
         ((0, 100), (9, 90), "it fails more often under torch, confidence 99.8 %"),
-        ((0, 3), (3, 3), "no difference shown"),
+        ((0, 3), (3, 3), "no significant difference"),
     ],
 )
 def test_rates_that_differ_under_torchs_runner_are_said_to_differ(ours, theirs, words):
     told = RepetitionTally(runs=ours[1], bad=ours[0], beside_runs=theirs[1], beside_bad=theirs[0], beside="python x.py")
-    assert difference_in_words(told) == words
-    assert beside_in_words(told).startswith(f"under torch's runner {theirs[0]} of {theirs[1]} repetitions went wrong: ")
-    assert f"; {beside_in_words(told)}" in summary_of("t", told)
+    assert difference(told) == words
+    assert reference_comparison(told).startswith(
+        f"under torch's runner {theirs[0]} of {theirs[1]} repetitions failed: "
+    )
+    assert f"; {reference_comparison(told)}" in summary_of("t", told)
 
 
 def test_a_test_that_torchs_runner_cannot_run_says_why():
-    assert beside_in_words(RepetitionTally(runs=9, beside="it is skipped there")) == (
+    assert reference_comparison(RepetitionTally(runs=9, beside="it is skipped there")) == (
         "not repeated under torch's runner: it is skipped there"
     )
 
 
 def test_a_rate_in_a_table_is_short():
-    assert rate_in_short(3, 1000) == "3 of 1,000: 0.3 % (0.1 to 0.88 %)"
-    assert rate_in_short(0, 0) == "0 of 0: 0 % (0 to 100 %)"
+    assert short_rate(3, 1000) == "3 of 1,000: 0.3 % (0.1 to 0.88 %)"
+    assert short_rate(0, 0) == "0 of 0: 0 % (0 to 100 %)"

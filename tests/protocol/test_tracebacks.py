@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.protocol.tracebacks import excerpt, folded, headline, is_of_tools, line_in
+from allranks.protocol.tracebacks import excerpt, folded, headline, is_tool, line_in
 from allranks.protocol.xml_text import file_of
 
 FILE = "suite/test_a.py"
@@ -108,7 +108,7 @@ def test_of_nothing_but_frames_of_tools_the_innermost_is_shown(text, kept):
     ],
 )  # fmt: skip
 def test_one_filter_knows_the_tools(file, is_tools):
-    assert is_of_tools(file) is is_tools
+    assert is_tool(file) is is_tools
 
 
 def test_an_excerpt_has_the_last_frames_the_values_and_the_error():

@@ -34,7 +34,7 @@ def test_two_files_of_one_rank_are_an_error_even_if_they_say_the_same(run_folder
     bad, _, code = judged(run_folder.path)
     assert bad[0] == (
         "rank 0",
-        "rank-0.xml and rank-00.xml are both of rank 0: the worse outcome of each test counts.",
+        "rank-0.xml and rank-00.xml belong to the same rank, 0: the worse outcome of each test counts.",
     )
     assert [name for name, _ in bad[1:]] == (["test_one"] if outcome == "failed" else [])
     assert code is ExitCode.UNACCOUNTED
@@ -45,7 +45,7 @@ def test_results_in_the_folder_of_another_job_are_an_error_that_names_that_job(r
         run_folder.both(f"{cell}/collectives", TIMED)
     shutil.copy(run_folder.attempt(JOB) / "job.json", run_folder.attempt("gloo-w2-g0-tcp/collectives") / "job.json")
     bad, _, code = judged(run_folder.path)
-    assert bad == [("job.json", f"job.json is of another job, {CELL} / collectives.")]
+    assert bad == [("job.json", f"job.json belongs to another job, {CELL} / collectives.")]
     assert code is ExitCode.UNACCOUNTED
 
 
@@ -57,7 +57,7 @@ def test_a_journal_in_the_folder_of_another_job_is_an_error_that_names_that_job(
         b"".join(encode(record) + b"\n" for record in (began, passed, Finished(status=0)))
     )
     bad, _, code = judged(run_folder.path)
-    assert bad == [(JOURNAL, f"{JOURNAL} is of another job, other / collectives.")]
+    assert bad == [(JOURNAL, f"{JOURNAL} belongs to another job, other / collectives.")]
     assert code is ExitCode.UNACCOUNTED
 
 
@@ -70,7 +70,7 @@ def test_loose_ranks_of_two_jobs_in_one_folder_are_an_error(run_folder, tmp_path
         (tmp_path / "loose").mkdir(exist_ok=True)
         (tmp_path / f"loose/rank-{rank}.xml").write_text(text.replace("<properties>", f"<properties>{said}", 1))
     bad, _, code = judged(tmp_path / "loose")
-    assert bad == [("rank-1.xml", "rank-1.xml is of another job, gloo-w2-g0-tcp / s.")]
+    assert bad == [("rank-1.xml", "rank-1.xml belongs to another job, gloo-w2-g0-tcp / s.")]
     assert code is ExitCode.UNACCOUNTED
 
 
@@ -78,7 +78,7 @@ def test_results_of_another_run_are_an_error_that_names_both(run_folder):
     run_folder.manifest(JOB)
     run_folder.both(JOB, {A: "passed"}, run_id="r2")
     bad, _, code = judged(run_folder.path)
-    assert bad == [("run", "These results are from the run r2, the others from r1: two runs are mixed.")]
+    assert bad == [("run", "These results belong to run r2, but the others belong to run r1.")]
     assert code is ExitCode.UNACCOUNTED
 
 
@@ -97,7 +97,7 @@ def test_a_ranks_file_that_is_a_link_out_of_the_folder_is_not_read(run_folder, t
     shutil.move(path, tmp_path / "elsewhere.xml")
     path.symlink_to(tmp_path / "elsewhere.xml")
     bad, _, code = judged(run_folder.path)
-    assert bad[0] == ("rank 1", "rank-1.xml is a link, not a regular file: it is not read.")
+    assert bad[0] == ("rank 1", "rank-1.xml is a link, not a regular file, and was not read.")
     assert bad[1][1].startswith("rank 1 is missing: rank-1.xml is a link")
     assert code is ExitCode.UNACCOUNTED
 
@@ -110,5 +110,5 @@ def test_a_folder_that_is_a_link_out_of_the_folder_is_not_read(run_folder, tmp_p
     shutil.move(folder, tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     bad, merged, code = judged(run_folder.path)
-    assert bad[0] == ("manifest", f"{place} could have results, but merge did not read it.")
+    assert bad[0] == ("manifest", f"{place} could have results, but was not read.")
     assert (bad[1][0], merged.counts.passed, code) == ("job", 0, ExitCode.UNACCOUNTED)

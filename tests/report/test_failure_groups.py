@@ -1,8 +1,8 @@
-"""Which failures are the same, and whose they are."""
+"""Which failures are the same, and failed_ranks they are."""
 
 import pytest
 
-from allranks.report.failure_groups import OwnFailures, whose
+from allranks.report.failure_groups import OwnFailures, failed_ranks
 from allranks.report.failure_groups import signature as of
 
 
@@ -54,4 +54,4 @@ def test_words_and_the_kinds_of_ends_make_one(one: str, other: str):
     ],
 )
 def test_ranks_are_named(ranks, world: int, words: str):
-    assert whose({world: OwnFailures(frozenset(ranks))}) == [words]
+    assert failed_ranks({world: OwnFailures(frozenset(ranks))}) == [words]

@@ -145,7 +145,7 @@ def test_another_run_in_the_folder_is_said_and_not_counted(merged, part):
     run, suites = merged()
     assert run.run_id == "r1"
     messages = {test.nodeid: test.verdict.message for test in suites[A].tests}
-    assert "of the run r0 too" in messages["allranks::run"]
+    assert "This job also has results of run r0" in messages["allranks::run"]
     assert kinds(suites[A])["t.py::test_x"] == "passed"
 
 
@@ -219,7 +219,7 @@ def test_a_plan_that_can_be_read_cannot_be_ignored(merged, gathered):
 def test_a_broken_link_may_have_led_to_a_part(merged, gathered, target):
     (gathered / "machine-3").symlink_to(target)
     [test] = merged()[1]["run/manifest"].tests
-    assert test.verdict.message == "machine-3 could have results, but merge did not read it."
+    assert test.verdict.message == "machine-3 could have results, but was not read."
 
 
 def test_a_broken_link_in_the_place_of_a_cell_is_an_error(merged, gathered):
@@ -258,7 +258,7 @@ def test_what_could_have_results_beside_a_run_is_an_error(merged, gathered, name
     (gathered / "elsewhere").mkdir()
     (gathered / "elsewhere" / name).touch()
     [test] = merged()[1]["run/manifest"].tests
-    assert test.verdict.message == f"elsewhere/{name} could have results, but merge did not read it."
+    assert test.verdict.message == f"elsewhere/{name} could have results, but was not read."
 
 
 def test_merged_reports_of_the_parts_are_no_results(merged, gathered):
@@ -286,4 +286,4 @@ def test_results_without_a_plan_are_noted(merged, gathered):
     for plan in gathered.glob("**/run.json"):
         plan.unlink()
     run, _ = merged()
-    assert sum("no run.json came with these results" in note for note in run.notes) == 1
+    assert sum("these results have no run.json" in note for note in run.notes) == 1

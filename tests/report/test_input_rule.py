@@ -59,7 +59,7 @@ def form(text):
 
 
 def lost(rank):
-    return [f"rank {rank} has no file.", f"rank {rank} is missing: nothing came back."]
+    return [f"rank {rank} has no file.", f"rank {rank} is missing: no result arrived."]
 
 
 FLAT = [f"rank-{rank}.xml" for rank in range(4)]
@@ -83,7 +83,7 @@ def test_the_files_of_torchrun_are_one_job(ranks):
 def test_without_a_stated_number_of_ranks_the_merge_asks_for_it(ranks):
     for places in (FLAT, FLAT[:3], [f"cell/suite/{name}" for name in FLAT]):
         told = error(ranks(*places))
-        assert told.what.startswith("Nothing states how many ranks ")
+        assert told.what.startswith("The number of ranks of ")
         assert "--world-size N" in told.remedy
         ranks()
         for place in places:
@@ -114,9 +114,14 @@ def test_ranks_without_a_file_are_an_error_whatever_worlds_the_tests_of_the_othe
         (FLAT, 4, 2, "--world-size states 2 rank(s), but rank-0.xml states 4 rank(s)."),
         ([f"{JOB}/{name}" for name in FLAT], 8, None, "the cell states 4 rank(s), but rank-0.xml states 8 rank(s)."),
         ([f"{JOB}/{name}" for name in FLAT], None, 3, "the cell states 4 rank(s), but --world-size states 3 rank(s)."),
-        (FLAT, None, 3, "rank-3.xml is of rank 3, which is outside: this job has 3 rank(s), from 0 to 2."),
-        ([*FLAT, "rank-00.xml"], None, 4, "rank-0.xml and rank-00.xml are both of rank 0: the worse outcome of each"),
-        ([*FLAT, "rank-99999999999999999999.xml"], None, 4, "rank-99999999999999999999.xml claims to be rank 9999"),
+        (FLAT, None, 3, "rank-3.xml belongs to rank 3, but this job has 3 rank(s), from 0 to 2."),
+        (
+            [*FLAT, "rank-00.xml"],
+            None,
+            4,
+            "rank-0.xml and rank-00.xml belong to the same rank, 0: the worse outcome of each",
+        ),
+        ([*FLAT, "rank-99999999999999999999.xml"], None, 4, "rank-99999999999999999999.xml states rank 9999"),
     ],
 )
 def test_contradictory_ranks_are_an_error(ranks, places, states, option, told):
@@ -135,9 +140,7 @@ def test_a_file_that_states_another_rank_than_its_path_is_an_error(ranks):
     root = ranks("rank-0.xml", "rank-1.xml")
     text = f'<testsuite><properties><property name="allranks.rank" value="0"/></properties>{CASE}</testsuite>'
     (root / "rank-1.xml").write_text(text)
-    assert messages(root, world_size=2) == [
-        "rank-1.xml states in allranks.rank that it is of rank 0, and its path states rank 1."
-    ]
+    assert messages(root, world_size=2) == ["rank-1.xml states rank 0 in allranks.rank, but its path states rank 1."]
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "many", "9" * 5000])
@@ -216,7 +219,7 @@ def test_what_could_have_results_and_is_not_read_is_an_error_unless_it_is_ignore
     (root / name).write_text(UNREAD[name])
     [told] = messages(root, world_size=4)
     shown = name.encode(errors="replace").decode().replace("?", "�").replace("\n", " ")
-    assert told == f"{shown} could have results, but merge did not read it."
+    assert told == f"{shown} could have results, but was not read."
     assert code(root, world_size=4) is ExitCode.UNACCOUNTED
     assert code(root, world_size=4, ignore=("nothing", name)) is ExitCode.OK
 
@@ -235,7 +238,7 @@ def test_a_file_that_is_neither_xml_nor_an_archive_is_no_result(ranks, name):
 def test_many_unread_files_are_one_error_with_their_number(ranks):
     root = ranks(*FLAT, *(f"TEST-{number}.xml" for number in range(12)))
     assert messages(root, world_size=4) == [
-        "TEST-0.xml, TEST-1.xml, TEST-10.xml and 9 more could have results, but merge did not read them."
+        "TEST-0.xml, TEST-1.xml, TEST-10.xml and 9 more could have results, but were not read."
     ]
 
 
@@ -257,7 +260,7 @@ def test_a_pattern_that_does_not_match_ignores_nothing(ranks, pattern):
     root = ranks(*FLAT, "extra/deep/TEST-t.xml")
     assert code(root, world_size=4, ignore=(pattern,)) is ExitCode.UNACCOUNTED
     notes = merge(root, InputRule(world_size=4, ignore=(pattern,)), environ={}).notes
-    assert any(f"--ignore {pattern!r} matches nothing that could be ignored." in note for note in notes)
+    assert any(f"--ignore {pattern!r} matches no file that needs to be ignored." in note for note in notes)
 
 
 def test_a_leading_double_star_stands_for_the_folder_itself_too(ranks):
@@ -271,7 +274,7 @@ def test_a_file_of_another_program_in_the_place_of_a_report_is_not_overwritten(r
     with pytest.raises(ResultsError) as caught:
         merge(root, InputRule(world_size=4), environ={})
     assert (root / name).read_text() == "# Our summary"
-    assert "rename it and, if it is XML, accept it: --ignore NAME." in caught.value.remedy
+    assert "rename it and, if it is XML, add --ignore NAME." in caught.value.remedy
     (root / name).rename(root / f"own-{name}")
     assert code(root, world_size=4, ignore=(f"own-{name}",)) is ExitCode.OK
     assert code(root, world_size=4, ignore=(f"own-{name}",)) is ExitCode.OK
@@ -279,7 +282,7 @@ def test_a_file_of_another_program_in_the_place_of_a_report_is_not_overwritten(r
 
 def test_a_file_in_place_of_the_folder_is_told_from_a_folder_that_is_absent(ranks):
     path = ranks(*FLAT) / "rank-0.xml"
-    with pytest.raises(UsageError, match="is a file, and the results of a run are a folder") as caught:
+    with pytest.raises(UsageError, match="is a file, not a results folder") as caught:
         merge(path, environ={})
     assert f"allranks show {path}" in caught.value.remedy
 
@@ -301,7 +304,7 @@ def test_a_link_to_a_folder_elsewhere_is_an_error_and_one_to_a_folder_here_is_no
     (root / "notes").symlink_to(__file__)
     assert code(root) is ExitCode.OK
     (root / "gloo-w1-g0-env").symlink_to(elsewhere)
-    assert messages(root) == ["gloo-w1-g0-env could have results, but merge did not read it."]
+    assert messages(root) == ["gloo-w1-g0-env could have results, but was not read."]
     assert code(root, ignore=("gloo-w1-*",)) is ExitCode.OK
 
 
@@ -320,7 +323,7 @@ def test_what_has_the_name_of_a_rank_and_is_no_file_is_an_error(ranks, elsewhere
     make(root / "rank-3.xml", elsewhere)
     assert messages(root, world_size=4)[0].startswith(told)
     assert code(root, world_size=4) is ExitCode.UNACCOUNTED
-    assert "\nPut the file itself there." in (root / "junit.xml").read_text()
+    assert "\nReplace it by the file itself." in (root / "junit.xml").read_text()
 
 
 @pytest.mark.parametrize("text", ["", "<testsuite><testcase"])
@@ -328,7 +331,7 @@ def test_a_file_that_is_cut_has_a_remedy(ranks, text):
     root = ranks(*FLAT)
     (root / "rank-3.xml").write_text(text)
     assert code(root, world_size=4) is ExitCode.UNACCOUNTED
-    assert "\nGather the results of this job again, or run it again." in (root / "junit.xml").read_text()
+    assert "\nCopy the results of this job again, or rerun it." in (root / "junit.xml").read_text()
 
 
 def test_a_folder_that_cannot_be_read_ends_the_merge_and_is_named(ranks, monkeypatch):
@@ -380,7 +383,7 @@ def test_the_xml_of_a_rank_that_looks_like_a_merged_report_is_read(ranks):
     ],
 )
 def test_a_placeholder_is_a_part_of_one_name_that_can_be_found_in_one_way(text, place, found):
-    assert RankPattern(text).place(Path(place)) == found
+    assert RankPattern(text).match(Path(place)) == found
 
 
 @pytest.mark.parametrize(
@@ -391,17 +394,17 @@ def test_a_placeholder_is_a_part_of_one_name_that_can_be_found_in_one_way(text, 
         ("{rank}/{rank}.xml", "may have each placeholder once"),
         ("{Rank}.xml", "It has {Rank}: the placeholders are {cell}, {suite}, {rank}."),
         ("{}/{rank}.xml", "It has {}"),
-        ("/tmp/rank-{rank}.xml", "It leads out of the folder"),
-        ("../rank-{rank}.xml", "It leads out of the folder"),
-        ("a/../rank-{rank}.xml", "It leads out of the folder"),
-        ("**/rank-{rank}.xml", "It has * or ?, which are for --ignore"),
+        ("/tmp/rank-{rank}.xml", "It leads out of the merged folder"),
+        ("../rank-{rank}.xml", "It leads out of the merged folder"),
+        ("a/../rank-{rank}.xml", "It leads out of the merged folder"),
+        ("**/rank-{rank}.xml", "It has * or ?, which only --ignore accepts"),
         ("rank?{rank}.xml", "It has * or ?"),
         ("rank-{rank}.json", "It does not end in .xml."),
         ("rank-{rank}", "It does not end in .xml."),
     ],
 )
 def test_a_pattern_that_cannot_be_used_is_refused_with_its_reason(text, why):
-    with pytest.raises(UsageError, match="cannot be used") as caught:
+    with pytest.raises(UsageError, match="is not valid") as caught:
         RankPattern(text)
     assert why in caught.value.why
     assert JOBS.text in caught.value.remedy
@@ -437,7 +440,7 @@ def test_ranks_below_another_folder_are_found_by_what_the_error_says(ranks):
 def test_the_folder_of_a_cell_without_results_is_an_error_unless_it_is_ignored(ranks):
     root = ranks(*(f"{JOB}/{name}" for name in FLAT))
     (root / "gloo-w2-g0-tcp/suite").mkdir(parents=True)
-    assert messages(root) == ["gloo-w2-g0-tcp could have results, but merge did not read it."]
+    assert messages(root) == ["gloo-w2-g0-tcp could have results, but was not read."]
     assert code(root, ignore=("gloo-w2-*",)) is ExitCode.OK
 
 
@@ -450,8 +453,8 @@ def test_what_a_given_pattern_does_not_match_is_not_read(ranks):
 def test_the_options_for_the_xml_of_ranks_are_refused_for_the_folder_of_a_run(run_folder, rule):
     run_folder.both("gloo-w2-g0-env/s", {"t.py::x": "passed"})
     told = error(run_folder.path, **rule)
-    assert told.what.startswith("--ranks-xml and --world-size are for the XML of ranks")
-    assert told.why == f"{run_folder.path}/cells makes it one."
+    assert told.what.startswith("--ranks-xml and --world-size are only for the XML of ranks")
+    assert told.why == f"It has {run_folder.path}/cells."
 
 
 @pytest.mark.parametrize(
@@ -468,7 +471,7 @@ def test_the_folder_of_a_run_that_makes_options_useless_is_named_by_what_makes_i
     root = ranks(*FLAT)
     (root / "nb").mkdir()
     (root / "nb/run.json").write_text("{}\n{}")
-    assert error(root, world_size=4).why == f"{root}/nb/run.json makes it one."
+    assert error(root, world_size=4).why == f"It has {root}/nb/run.json."
     assert code(root, world_size=4, ignore=("nb/run.json",)) is ExitCode.OK
 
 

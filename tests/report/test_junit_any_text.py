@@ -28,7 +28,7 @@ def roots(form: JUnitForm, *suites: CellSuite) -> list[ET.Element]:
 
 def one(**said: object) -> TestVerdict:
     judged = {name: said.pop(name) for name in ("kind", "message", "text", "reason") if name in said}
-    verdict = Verdict(**{"kind": VerdictKind.FAILURE, "rule": VerdictRule.LEADING_OUTCOME, **judged})
+    verdict = Verdict(**{"kind": VerdictKind.FAILURE, "rule": VerdictRule.PRIMARY_FAILURE, **judged})
     return TestVerdict(**{"nodeid": "n", "classname": "c", "name": "x", "verdict": verdict, **said})
 
 

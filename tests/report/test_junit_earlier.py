@@ -72,7 +72,7 @@ def test_an_attempt_tells_message_type_stack_and_output(tmp_path: Path):
     assert flaky is not None
     assert (flaky.get("message"), flaky.get("type"), flaky.text) == ("rank 0 failed: boom", "failed", None)
     assert [child.tag for child in flaky] == ["stackTrace", "system-out", "system-err"]
-    assert flaky.findtext("stackTrace") == "ranks: 0 failed (leads)\n\nrank 0 failed: boom\ntrace"
+    assert flaky.findtext("stackTrace") == "ranks: 0 failed (primary failure)\n\nrank 0 failed: boom\ntrace"
     assert flaky.findtext("system-out") == "--- rank 0 ---\nout"
     assert flaky.findtext("system-err") == "--- rank 0 ---\nerr"
 
@@ -88,7 +88,7 @@ def test_a_flaky_pass_says_first_what_was_wrong_so_that_no_client_takes_the_atte
     case = written(tmp_path, Outcome.PASSED, FAILED, CRASHED)
     assert tags(case) == ["system-out", "flakyFailure", "flakyError"]
     assert case.findtext("system-out") == (
-        "passed in the end; before:\nattempt 1: rank 0 failed: boom\nattempt 2: rank 0 crashed: killed\n"
+        "passed in the end; earlier attempts:\nattempt 1: rank 0 failed: boom\nattempt 2: rank 0 crashed: killed\n"
     )
 
 

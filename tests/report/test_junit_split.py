@@ -111,7 +111,7 @@ def test_splitting_again_changes_nothing(run_folder):
 def test_a_file_of_somebody_else_is_neither_overwritten_nor_removed(run_folder):
     theirs = run_folder.path / "junit-2.xml"
     theirs.write_text("<testsuites/>")
-    with pytest.raises(ResultsError, match=r"junit-2\.xml is not a report of allranks"):
+    with pytest.raises(ResultsError, match=r"junit-2\.xml was not written by allranks"):
         many(run_folder)
     assert not (run_folder.path / "junit.xml").exists()
     many(run_folder, limit=1_000_000)

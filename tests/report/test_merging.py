@@ -102,7 +102,7 @@ def test_a_merge_waits_for_another_one(run_folder):
 def test_a_report_of_somebody_else_is_not_overwritten(write_ranks):
     root = write_ranks("junit.xml", ['<testcase name="a"/>'])
     before = (root / "junit.xml").read_bytes()
-    with pytest.raises(ResultsError, match="not a report of allranks"):
+    with pytest.raises(ResultsError, match="was not written by allranks"):
         merge(root, environ={})
     assert (root / "junit.xml").read_bytes() == before
 

@@ -108,7 +108,7 @@ def test_every_document_reads_as_expat_alone_reads_it(tmp_path_factory, heads, b
         for head, body in zip(cycle(heads), bodies, strict=False)
     ]
     mixed = read(documents, folder, chunk)
-    with patch.object(PlainCases, "take", lambda _, chunk: chunk):
+    with patch.object(PlainCases, "replace", lambda _, chunk: chunk):
         assert mixed == read(documents, folder, 1 << 20)
 
 
@@ -144,8 +144,8 @@ def test_only_a_first_chunk_and_the_edges_of_others_are_left_to_expat(tmp_path, 
     cases = "".join(TOLD.format(number, 2) + PLAIN.format(number, 3) for number in range(500))
     document = f"<testsuites><testsuite>{cases}</testsuite></testsuites>".encode()
     left = []
-    take = PlainCases.take
-    monkeypatch.setattr(PlainCases, "take", lambda cases, chunk: left.append(take(cases, chunk)) or left[-1])
+    original = PlainCases.replace
+    monkeypatch.setattr(PlainCases, "replace", lambda cases, chunk: left.append(original(cases, chunk)) or left[-1])
     read([document] * 3, tmp_path, 1 << 13)
     of_last = left[-len(left) // 3 :]
     assert sum(map(len, of_last)) < len(document) / 10
@@ -191,7 +191,7 @@ def test_a_list_of_googletest_is_refused_whatever_expat_reads(tmp_path):
     document = "".join([case.format("first", ' status="run"'), *cases, case.format("last", ' status="run"')])
     document = f'<testsuites name="AllTests"><testsuite>{" " * 1100}{document}</testsuite></testsuites>'
     (file,) = read([document.encode()], tmp_path, 1 << 18)
-    assert "has no status, as in a list of tests" in file.problem
+    assert "has no status, so this is a list of tests" in file.problem
 
 
 @pytest.mark.parametrize(

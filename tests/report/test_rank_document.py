@@ -63,7 +63,7 @@ def test_a_test_that_was_started_and_has_no_end_is_missing_on_every_rank(tmp_pat
     files = written(tmp_path, started(2), TestStarted(nodeid=A), passed(A, 0, 1), TestStarted(nodeid=B))
     for file in files.values():
         assert [result.outcome for result in file.results] == [Outcome.PASSED, Outcome.MISSING]
-        assert "nothing came back" in file.results[1].message
+        assert "no result arrived" in file.results[1].message
 
 
 def test_a_rank_of_which_nothing_came_back_is_missing_beside_those_that_ended(tmp_path):

@@ -176,7 +176,7 @@ def test_a_time_that_is_none_ends_the_file_with_an_error(write_ranks: Write, tim
     cases = ['<testcase name="a" time="1"/>', f'<testcase name="b" time="{time}"/>', '<testcase name="c"/>']
     file = RankReader().read(write_ranks("rank-0.xml", cases) / "rank-0.xml")
     if seconds is None:
-        assert f'in line 1, time="{time}" is no number of seconds' in file.problem
+        assert f'in line 1, time="{time}" is not a number of seconds' in file.problem
         assert [result.name for result in file.results] == ["a"]
     else:
         assert (file.problem, file.results[1].duration) == ("", seconds)

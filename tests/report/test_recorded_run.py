@@ -10,7 +10,7 @@ from pathlib import Path
 from allranks import junit
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
-from allranks.report.page.course_view import output_diff, time_line
+from allranks.report.page.timeline_view import output_diff, timeline_rows
 from allranks.report.results import compact
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -57,8 +57,9 @@ def test_a_recorded_folder_renders_with_all_that_it_tells(tmp_path):
     suites = []
     merged = merge(tmp_path / "recorded-1", environ={}, observers=[suites.append])
     (suite,) = suites
-    waits, compares, killed = ((test, suite.course_of(test)) for test in suite.tests if test.verdict.is_bad)
-    assert time_line(waits[1], waits[0])["s"] == ["rank 1 never called barrier #3; rank 0 had, 3.42 s before the end"]
+    waits, compares, killed = ((test, suite.timeline_of(test)) for test in suite.tests if test.verdict.is_bad)
+    [sentence] = timeline_rows(waits[1], waits[0])["s"]
+    assert sentence == "rank 1 never called barrier #3; rank 0 had, 3.42 s before the end"
     assert output_diff(compares[1], compares[0])["t"] == ["@ stdout", "-loss 2.5", "+loss 3.5"]
     assert killed[1].phases[0]
     assert merged.page.stat().st_size > 50_000

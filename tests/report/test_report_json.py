@@ -54,7 +54,7 @@ def test_a_file_of_that_name_that_is_not_ours_stays(run_folder):
     run_folder.manifest(JOB)
     run_folder.both(JOB, {A: "passed"})
     (run_folder.path / "report.json").write_text("{}")
-    with pytest.raises(ResultsError, match="is not a report of allranks"):
+    with pytest.raises(ResultsError, match="was not written by allranks"):
         merge(run_folder.path, environ={})
     assert (run_folder.path / "report.json").read_text() == "{}"
 

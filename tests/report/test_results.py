@@ -21,8 +21,8 @@ from allranks.report.results import (
     RankResult,
     fold,
     own_failures,
+    rank_groups,
     results_of,
-    teams_of,
 )
 
 BEGAN = 1_795_289_453.0
@@ -85,7 +85,7 @@ def test_two_results_that_differ_in_one_detail_fold_to_the_same_in_any_order(cha
 
 def test_a_rank_of_which_two_files_report_a_test_has_one_result_the_worse():
     files = [file("passed"), file("failed"), file("passed", 1)]
-    found = results_of("t::x", teams_of(files))
+    found = results_of("t::x", rank_groups(files))
     assert sorted((each.rank, each.outcome.value) for each in found) == [(0, "failed"), (1, "passed")]
 
 

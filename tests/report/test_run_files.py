@@ -64,7 +64,7 @@ def test_every_field_is_in_the_file(document):
 def test_a_file_of_another_schema_is_left_to_the_version_that_wrote_it(run_folder, schema):
     run_folder.manifest("c/s", schema=schema)
     run_folder.job("c/s", schema=schema)
-    why = f"is of schema {schema}, and this allranks reads schema 2: merge with the version that wrote it."
+    why = f"is of schema {schema}, but this version of allranks reads schema 2: merge with the version that wrote it."
     assert read_manifest(run_folder.path, run_folder.path)[:2] == (None, f"run.json {why}")
     [attempt] = read_attempts_at(run_folder.path, "c", "s")
     assert (attempt.record, attempt.problem) == (None, f"job.json {why}")
@@ -78,4 +78,4 @@ def test_a_member_that_is_there_twice_is_damage(run_folder):
     )
     [attempt] = read_attempts_at(run_folder.path, "c", "s")
     assert attempt.record is None
-    assert attempt.problem.startswith("job.json is damaged: it has a member twice")
+    assert attempt.problem.startswith("job.json is damaged: one of these keys occurs twice")

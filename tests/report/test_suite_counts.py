@@ -44,22 +44,22 @@ def test_a_property_with_two_values_is_a_contradiction(read):
 @pytest.mark.parametrize(
     ("attributes", "inside", "says"),
     [
-        ('tests="5" errors="2"', GOOD, "tests=5, errors=2, and has tests=1, errors=0"),
-        ('tests="5"', GOOD, "tests=5, and has tests=1"),
-        ('tests="1"', GOOD * 2, "tests=1, and has tests=2"),
-        ('tests="0"', GOOD, "tests=0, and has tests=1"),
-        ('tests="3"', '<testcase name="a"><rerun/></testcase>', "tests=3, and has tests=1"),
-        ('errors="1"', GOOD, "errors=1, and has errors=0"),
-        ('failures="0"', BAD, "failures=0, and has failures=1"),
-        ('failures="2"', BAD, "failures=2, and has failures=1"),
-        ('errors="1"', BAD, "errors=1, and has errors=0"),
-        ('skipped="1"', GOOD, "skipped=1, and has skipped=0"),
-        ('tests="00000000000000000000000000007"', GOOD, "tests=7, and has tests=1"),
-        ('skipped="1"', f"<testsuite>{GOOD}</testsuite>", "skipped=1, and has skipped=0"),
-        ('tests="50" errors="5"', '<testcase name="a"><flakyFailure/></testcase>', "tests=50, errors=5, and has"),
-        ('disabled="1"', GOOD, "disabled=1, and has disabled=0"),
-        ('tests="2"', f'<testsuite tests="2">{GOOD * 2}</testsuite>{GOOD * 2}{GOOD}', "tests=2, and has tests=5"),
-        ('tests="1"', f'<testsuite tests="1">{GOOD * 2}</testsuite>', "tests=1, and has tests=2"),
+        ('tests="5" errors="2"', GOOD, "tests=5, errors=2, but has tests=1, errors=0"),
+        ('tests="5"', GOOD, "tests=5, but has tests=1"),
+        ('tests="1"', GOOD * 2, "tests=1, but has tests=2"),
+        ('tests="0"', GOOD, "tests=0, but has tests=1"),
+        ('tests="3"', '<testcase name="a"><rerun/></testcase>', "tests=3, but has tests=1"),
+        ('errors="1"', GOOD, "errors=1, but has errors=0"),
+        ('failures="0"', BAD, "failures=0, but has failures=1"),
+        ('failures="2"', BAD, "failures=2, but has failures=1"),
+        ('errors="1"', BAD, "errors=1, but has errors=0"),
+        ('skipped="1"', GOOD, "skipped=1, but has skipped=0"),
+        ('tests="00000000000000000000000000007"', GOOD, "tests=7, but has tests=1"),
+        ('skipped="1"', f"<testsuite>{GOOD}</testsuite>", "skipped=1, but has skipped=0"),
+        ('tests="50" errors="5"', '<testcase name="a"><flakyFailure/></testcase>', "tests=50, errors=5, but has"),
+        ('disabled="1"', GOOD, "disabled=1, but has disabled=0"),
+        ('tests="2"', f'<testsuite tests="2">{GOOD * 2}</testsuite>{GOOD * 2}{GOOD}', "tests=2, but has tests=5"),
+        ('tests="1"', f'<testsuite tests="1">{GOOD * 2}</testsuite>', "tests=1, but has tests=2"),
     ],
 )  # fmt: skip
 def test_what_a_suite_declares_and_does_not_have_is_a_contradiction(read, attributes, inside, says):
@@ -71,7 +71,7 @@ def test_what_a_suite_declares_and_does_not_have_is_a_contradiction(read, attrib
 
 @pytest.mark.parametrize("said", ["-1", "many", "1.5", "nan", "", "1,000", "1,024", "1" * 19])
 def test_a_count_that_is_none_is_an_error_that_quotes_it(read, said):
-    assert f'a suite declares tests="{said}", which is no count' in read(suite(f'tests="{said}"', GOOD)).problem
+    assert f'a suite declares tests="{said}", which is not a count' in read(suite(f'tests="{said}"', GOOD)).problem
 
 
 def test_a_contradiction_is_an_error_of_the_run(tmp_path):
@@ -116,8 +116,8 @@ def test_counts_as_each_writer_counts_are_none(read, document):
 
 def test_allranks_counts_each_test_once_whatever_its_tries(read):
     properties = '<properties><property name="allranks.rank" value="0"/></properties>'
-    assert "tests=2, and has tests=1" in read(suite('tests="2"', properties, FLAKY)).problem
-    assert "tests=2, and has tests=1" in read(f'<testsuites name="allranks" tests="2">{FLAKY}</testsuites>').problem
+    assert "tests=2, but has tests=1" in read(suite('tests="2"', properties, FLAKY)).problem
+    assert "tests=2, but has tests=1" in read(f'<testsuites name="allranks" tests="2">{FLAKY}</testsuites>').problem
 
 
 SUITE = """
@@ -158,7 +158,7 @@ def test_pytests_own_counts_are_no_contradiction(tmp_path, chosen):
 def test_of_rank_xml_of_allranks_no_testcase_may_be_absent(read):
     properties = '<properties><property name="allranks.rank" value="0"/></properties>'
     document = f'<testsuites name="pytest tests"><testsuite tests="2">{properties}{GOOD}</testsuite></testsuites>'
-    assert "tests=2, and has tests=1" in read(document).problem
+    assert "tests=2, but has tests=1" in read(document).problem
 
 
 KINDS = st.lists(st.lists(st.sampled_from([kind for kind in ELEMENTS if kind]), max_size=1), max_size=6)
@@ -193,8 +193,8 @@ def test_right_counts_are_none_and_each_wrong_one_is_a_contradiction(tmp_path_fa
         ('failure="no"', "<system-out>o</system-out>", "failed", "no"),
         ("", '<skipped message="s"/><failure message="m"/>', "failed", "m"),
         ("", "<failure/>", "failed", ""),
-        ("", "<rerunFailure message='m'/>", "failed", "m; then nothing of its end"),
-        ("", "<rerunError/>", "errored", "it went wrong; then nothing of its end"),
+        ("", "<rerunFailure message='m'/>", "failed", "m; then no outcome"),
+        ("", "<rerunError/>", "errored", "it failed; then no outcome"),
         ("", "<flakyError message='m'/><skipped message='s'/>", "errored", "m; then s"),
     ],
 )

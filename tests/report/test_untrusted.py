@@ -74,7 +74,7 @@ def test_what_is_named_like_a_ranks_file_and_is_none_is_an_error_that_says_what_
     path.unlink(missing_ok=True)
     MAKERS[kind](path)
     tests, code = judged(good.path)
-    assert tests[f"allranks::rank {name[5]}"].message == f"{name} is {kind}, not a regular file: it is not read."
+    assert tests[f"allranks::rank {name[5]}"].message == f"{name} is {kind}, not a regular file, and was not read."
     assert code is ExitCode.UNACCOUNTED
 
 

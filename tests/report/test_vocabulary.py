@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.xml_text import clean_cut
-from allranks.report.vocabulary import ELEMENTS, UnknownError, checked, checked_property, outcome_said, seconds_of
+from allranks.report.vocabulary import ELEMENTS, UnknownError, checked, checked_property, seconds_of, stated_outcome
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_time_has_a_point_a_decimal_comma_or_commas_between_thousands(said, se
     ],
 )  # fmt: skip
 def test_any_other_time_is_an_error_that_quotes_it(said):
-    with pytest.raises(UnknownError, match="is no number of seconds"):
+    with pytest.raises(UnknownError, match="is not a number of seconds"):
         seconds_of(said)
 
 
@@ -55,7 +55,7 @@ def test_a_time_with_commas_between_thousands_is_the_one_without(seconds):
     ],
 )
 def test_attributes_of_a_testcase_state_an_outcome(attributes, outcome):
-    assert outcome_said(attributes)[0] is outcome
+    assert stated_outcome(attributes)[0] is outcome
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_attributes_of_a_testcase_state_an_outcome(attributes, outcome):
 )  # fmt: skip
 def test_any_other_state_is_an_error_that_quotes_it(attributes):
     with pytest.raises(UnknownError) as caught:
-        outcome_said(attributes)
+        stated_outcome(attributes)
     assert all(
         f'{name}="{attributes[name]}"' in str(caught.value) for name in ("status", "result") if name in attributes
     )
@@ -142,4 +142,4 @@ def test_the_properties_of_allranks_own_reports_are_known():
 def test_the_remedy_for_an_attribute_names_the_one_command_that_can_allow_it():
     with pytest.raises(UnknownError) as caught:
         checked("testcase", "testsuite", {"owner": "me"}, frozenset())
-    assert "only merge can read it: allranks report --allow-attribute owner" in caught.value.remedy
+    assert "merge the file with: allranks report --allow-attribute owner" in caught.value.remedy

@@ -69,7 +69,7 @@ OUTCOMES = {
     "node-nested": {"passed": ["good", "empty"], "failed": ["x", "y"], "skipped": ["s", "z", "skipped suite"]},
 }
 ERRORS = {
-    "jest-broken": "a suite declares tests=3, and has tests=4",  # a test that is to do looks like a pass
+    "jest-broken": "a suite declares tests=3, but has tests=4",  # a test that is to do looks like a pass
     "googletest-list": "a testcase of GoogleTest has no status",
 }
 
@@ -154,7 +154,7 @@ def test_a_suites_own_attribute_is_an_error_until_it_is_allowed(allranks, tmp_pa
     merge = ("report", str(tmp_path), "--world-size", "1")
     code, out, _ = allranks(*merge)
     assert code == 3
-    assert f'<{tag}> has assay="5", which no writer of JUnit XML that allranks knows has' in " ".join(out.split())
+    assert f'<{tag}> has assay="5", which no known writer of JUnit XML uses' in " ".join(out.split())
     assert "allranks report --allow-attribute assay" in " ".join(out.split())
     code, out, _ = allranks(*merge, "--allow-attribute", "other", "--allow-attribute", "assay", "--json")
     assert (code, json.loads(out)["counts"]["passed"]) == (0, 1)

@@ -23,7 +23,7 @@ FOREIGN = [
     ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": "long"}}}}', "'long' is not a number of seconds"),
     ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": -1}}}}', "-1 is not a number of seconds"),
     ('{"schema": 1, "seconds": {"rpc": {"gloo": {"t::a": NaN}}}}', "nan is not a number of seconds"),
-    ('{"schema": 2, "seconds": {}}', "is of schema 2, and this allranks reads schema 1"),
+    ('{"schema": 2, "seconds": {}}', "is of schema 2, but this version of allranks reads schema 1"),
     ("[" * 100_000, "is not a file of durations"),
 ]
 

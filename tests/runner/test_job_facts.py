@@ -289,7 +289,7 @@ def test_timelines_of_failures_are_not_kept_in_memory():
 def test_notes_have_the_rates_of_repeated_tests_the_highest_first_with_a_limit():
     records = [Repeated(nodeid=f"t{number}", tally=RepetitionTally(runs=100, bad=number)) for number in range(25)]
     notes = facts(Repeated(nodeid="t24", tally=RepetitionTally(runs=9)), *records).notes
-    assert notes[0].startswith("t24: 24 of 100 repetitions went wrong: 24 %")
+    assert notes[0].startswith("t24: 24 of 100 repetitions failed: 24 %")
     assert len(notes) == 21
     assert facts(*records).repeated["t7"] == RepetitionTally(runs=100, bad=7)
-    assert notes[-1].startswith("5 more tests: 10 of 500 repetitions went wrong")
+    assert notes[-1].startswith("5 more tests: 10 of 500 repetitions failed")

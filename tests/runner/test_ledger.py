@@ -50,7 +50,7 @@ def test_a_correct_job_is_accepted():
     [
         ([COLLECTED], "Collected before Begun"),
         ([BEGUN, BEGUN], "a second Begun"),
-        ([Begun(schema=99)], "records of schema 99, and this allranks reads schema"),
+        ([Begun(schema=99)], "records of schema 99, but this version of allranks reads schema"),
         ([Begun(schema=BEGUN.schema, node=1)], "identifies itself as that of node 1"),
         ([BEGUN, *PASSING, GangReady()], "GangReady after Finished"),
         ([BEGUN, Damage("record 2, from byte 9 on, is not JSON")], "record 2, from byte 9 on, is not JSON"),

@@ -21,7 +21,7 @@ def wide(jobs):
 
 def test_the_agents_config_has_the_number_of_nodes(matrix, wide):
     agent = job_spec(matrix, wide, JobEnvironment(), ATTEMPT).agent
-    assert (agent.nodes, agent.post) == (2, None)
+    assert (agent.nodes, agent.node_config) == (2, None)
     limits = replace(matrix.limits, assembly=7, silence=3)
     agent = job_spec(replace(matrix, limits=limits), wide, JobEnvironment(), ATTEMPT).agent
     assert (agent.limits.assembly, agent.limits.silence) == (7, 3)

@@ -148,7 +148,7 @@ def test_a_good_run_opens_the_gate(run):
     }, "\n".join(job.log for job in run.jobs.values())
     assert "The gate is open:** 2 planned jobs" in gate_of(run).summary
     summary = run.job("report").summary
-    assert "4 tests, none went wrong" in summary
+    assert "4 tests, none failed" in summary
     assert "[The whole report](https://github.com/" in summary
     assert re.search(r"gloo\\-w2\\-g0\\-env|gloo-w2-g0-env", summary)
     assert "running in sha256:" in run.job("run", GOOD).log or "running in allranks/" in run.job("run", GOOD).log
@@ -169,7 +169,7 @@ def test_a_failing_test_closes_it_and_a_rerun_of_what_failed_opens_it(again):
     mended = again(SUITE, of=failed)
     assert mended.results["gate"] == "success"
     assert "1 flaky test" in mended.job("report").summary
-    assert "4 tests, none went wrong" in mended.job("report").summary
+    assert "4 tests, none failed" in mended.job("report").summary
 
 
 def test_an_artifact_that_never_came_closes_it(again):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allranks.agent import evidence
-from allranks.protocol.tracebacks import OUTSIDE, is_of_tools
+from allranks.protocol.tracebacks import OUTSIDE, is_tool
 from allranks.protocol.xml_text import clipped
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
@@ -44,7 +44,7 @@ class Stacks:
     text: str = ""
     code: Path | None = None
 
-    def __bool__(self) -> bool:  # noqa: D105 - as above
+    def __bool__(self) -> bool:
         return bool(self.text)
 
     @cached_property
@@ -121,7 +121,7 @@ def with_source(stacks: str) -> str:
     for line in stacks.split("\n"):
         lines.append(line)
         frame = _FRAME.fullmatch(line)
-        if frame is None or is_of_tools(frame["file"]) or len(frame["line"]) > 9:
+        if frame is None or is_tool(frame["file"]) or len(frame["line"]) > 9:
             continue
         if frame["file"] not in files and len(files) < _MOST_SOURCES:
             path = Path(frame["file"])
@@ -138,7 +138,7 @@ def is_library(file: str) -> bool:
     """
     if _TESTS_OF_TORCH in file and file.endswith("_test.py"):
         return False
-    if is_of_tools(file) or "-packages/torch/" in file:
+    if is_tool(file) or "-packages/torch/" in file:
         return True
     return is_standard_library(file)
 

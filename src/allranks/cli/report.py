@@ -122,11 +122,11 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
         ],
         "failures": [
             {
-                "place": failure.place,
+                "place": failure.job,
                 "test": failure.nodeid,
                 "kind": failure.kind.value,
                 "message": failure.message,
-                "alike": failure.alike,
+                "alike": failure.more,
                 "cells": failure.cells,
                 "packs": failure.packs,
                 "ranks": {world: sorted(group.ranks) for world, group in failure.ranks.items()},

@@ -39,7 +39,7 @@ class Rendezvous:
         address, port = self.held.getsockname()
         post = NodeConfig(node=node, leader=address, port=port, token=self.token)
         # On one host, the lead agent sees the GPUs of all nodes.
-        return replace(agent, post=post, check_gpus=() if node else agent.check_gpus)
+        return replace(agent, node_config=post, check_gpus=() if node else agent.check_gpus)
 
     def close(self) -> None:
         self.held.close()

@@ -146,7 +146,7 @@ class JobSpec:
 def _public(agent: AgentConfig) -> AgentConfig:
     """The agent's configuration without its secret token and the long table of durations."""
     share = None if agent.share is None else dataclasses.replace(agent.share, seconds={})
-    return dataclasses.replace(agent, post=None, share=share)
+    return dataclasses.replace(agent, node_config=None, share=share)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value in, any JSON value out

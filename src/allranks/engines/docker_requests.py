@@ -76,7 +76,7 @@ def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
     leader = node_name(0)
     agent = replace(spec.agent, master_addr=leader)
     posts = [NodeConfig(node=node, leader=leader, port=PORT, token=token) for node in range(nodes)]
-    return [spec_of_node(spec, replace(agent, post=post)) for post in posts]
+    return [spec_of_node(spec, replace(agent, node_config=post)) for post in posts]
 
 
 def object_name(spec: JobSpec, *suffixes: str) -> str:

@@ -1,6 +1,6 @@
-"""Reads JUnit reports: junitparser's suites and testcases, with allranks' cells and ranks.
+"""Reads JUnit reports of allranks and other writers as junitparser's suites and testcases, with cells and ranks.
 
-Reports of other writers are read, too. This is the only package that needs junitparser, and no other one imports it.
+This is the only package that needs junitparser, and no other package imports it.
 """
 
 from allranks.junit.report_reader import load, problem, stream

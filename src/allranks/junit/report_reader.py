@@ -1,7 +1,7 @@
-"""Reads the files of a JUnit report, whole or testcase by testcase, and refuses what is none.
+"""Reads the files of a JUnit report, whole or testcase by testcase, and rejects anything else.
 
-junitparser's own reader takes any XML, with entities, and only whole files. This one builds the same elements, of the
-library that junitparser uses (lxml, or the standard library's).
+junitparser's own reader accepts any XML, with entities, and only whole files. This one builds the same elements, with
+the library that junitparser uses (lxml or the standard library).
 """
 
 from collections.abc import Iterator
@@ -21,39 +21,39 @@ _T = TypeVar("_T", bound=junitparser.junitparser.Element)
 
 
 def load(path: str | PathLike[str]) -> DownloadedReport:
-    """A report with all that follows in ``junit-2.xml`` and so on, in memory.
+    """Load a report, including its parts ``junit-2.xml`` and so on.
 
     Args:
-        path: Its first file, or the folder that has it as ``junit.xml``.
+        path: The first file, or the folder that has it as ``junit.xml``.
 
     Raises:
-        UsageError: There is no such report, or it has what no known writer of JUnit XML writes.
+        UsageError: There is no such report, or no known writer of JUnit XML wrote it.
     """
     first, *more = _parts(Path(path))
     report = cast("DownloadedReport", DownloadedReport.fromroot(_root(first)))
     report.filepath = str(first)  # type: ignore[assignment] # junitparser has no type for it
-    for each in more:
-        _append(report, _root(each))
+    for part in more:
+        _append(report, _root(part))
     return report
 
 
 def stream(path: str | PathLike[str], **wanted: Any) -> Iterator[ReportedCase]:  # noqa: ANN401 - see selected
-    """The testcases of a report, one at a time, whatever its size; filtered as by :meth:`DownloadedReport.cases`.
+    """Read the testcases of a report of any size one at a time, filtered as by :meth:`DownloadedReport.cases`.
 
     Args:
         path: As for :func:`load`.
         wanted: As for :meth:`DownloadedReport.cases`.
 
     Raises:
-        UsageError: There is no such report, it ends early, or it has what no known writer of JUnit XML writes.
+        UsageError: There is no such report, it is truncated, or no known writer of JUnit XML wrote it.
     """
     return selected((case for part in _parts(Path(path)) for case in _cases(part)), **wanted)
 
 
 def problem(path: str | PathLike[str]) -> str:
-    """Why a report cannot be trusted, although each of its testcases can be read: empty if it can.
+    """Why a report cannot be trusted although all testcases can be read; empty if it can.
 
-    Counts of a suite that contradict its testcases, say: ``failures="1"``, and no testcase that failed.
+    For example, the counts of a suite contradict its testcases: ``failures="1"``, but no testcase failed.
 
     Args:
         path: As for :func:`load`.
@@ -65,7 +65,7 @@ def problem(path: str | PathLike[str]) -> str:
 
 
 def problem_and_note(path: str | PathLike[str]) -> tuple[str, str]:
-    """The :func:`problem` of a report, and an oddity that may be harmless; each is empty if there is none."""
+    """The :func:`problem` of a report, and an oddity that may be harmless."""
     problem = note = ""
     for part in _parts(Path(path)):
         reader = JUnitReader()
@@ -83,33 +83,29 @@ def _parts(path: Path) -> Iterator[Path]:
 def _append(report: DownloadedReport, root: Any) -> None:  # noqa: ANN401 - an element
     total = report._elem  # noqa: SLF001 - junitparser offers no other way
     for name in ("tests", "failures", "errors", "skipped", "time"):
-        both = [number(each.get(name)) or 0.0 for each in (total, root)]
+        both = [number(element.get(name)) or 0.0 for element in (total, root)]
         total.set(name, f"{sum(both):.3f}" if name == "time" else str(round(sum(both))))
     for suite in list(root):
         total.append(suite)
 
 
 def _root(path: Path) -> Any:  # noqa: ANN401 - an element
-    builder = _Builder(keeps_all=True)
+    builder = _Builder(keep_all=True)
     for _ in _fed(builder, path):
         pass
     return builder.root
 
 
 def _cases(path: Path) -> Iterator[ReportedCase]:
-    builder = _Builder(keeps_all=False)
+    builder = _Builder(keep_all=False)
     for _ in _fed(builder, path):
         yield from builder.cases
         builder.cases.clear()
 
 
 def _fed(reader: JUnitReader, path: Path) -> Iterator[None]:
-    """Feed a file to a reader, with a pause after each chunk.
-
-    Raises:
-        UsageError: It is no JUnit XML, or cannot be read.
-    """
-    remedy = "Give junit.xml of allranks, or another writer's JUnit XML."
+    """Feed a file to a reader, and yield after each chunk; UsageError if it is not JUnit XML, or cannot be read."""
+    remedy = "Give junit.xml of allranks, or JUnit XML of another writer."
     try:
         yield from reader.feed(path)
     except FileNotFoundError as error:
@@ -119,7 +115,7 @@ def _fed(reader: JUnitReader, path: Path) -> Iterator[None]:
         msg = f"The report {path} cannot be read."
         raise UsageError(msg, why=f"{error.strerror or error}.", remedy=remedy) from error
     except UnreadableError as error:
-        msg = f"{path} is not JUnit XML that allranks can read, or only a part of it."
+        msg = f"{path} is not JUnit XML that allranks can read, or is truncated."
         raise UsageError(msg, why=f"{error.why[:1].upper()}{error.why[1:]}.", remedy=error.remedy or remedy) from error
 
 
@@ -127,32 +123,28 @@ class _Builder(JUnitReader):
     """Builds the elements of a file.
 
     Args:
-        keeps_all: True to build a whole, False to drop testcases and suites that have ended.
-
-    Attributes:
-        root: The root element.
-        cases: The testcases that have ended since these were cleared; none of a whole.
+        keep_all: True to build the whole tree, False to drop testcases and suites that have ended.
     """
 
-    def __init__(self, *, keeps_all: bool) -> None:
+    def __init__(self, *, keep_all: bool) -> None:
         super().__init__()
         self.root: Any = None
-        self.cases: list[ReportedCase] = []
-        self._keeps_all = keeps_all
+        self.cases: list[ReportedCase] = []  # without keep_all: the testcases since this list was cleared
+        self._keep_all = keep_all
         self._make = junitparser.JUnitXml()._elem.makeelement  # noqa: SLF001 - of the library that junitparser uses
         self._open: list[Any] = []
-        self._reported: list[ReportedSuite] = []
+        self._suites: list[ReportedSuite] = []
         self._implied: Any = None
         self._closed: Any = None
         self._words: list[str] = []
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
-        """Begin an element, within a suite if it is a testcase in the root, as Node.js writes it."""
+        """Begin an element; Node.js writes testcases in the root, which get a suite."""
         super().start(tag, attributes)
         self._end_text()
         if tag == "testcase" and len(self._open) == 1 and self.root.tag == "testsuites":
             self._implied = self._begin("testsuite", {})
-        self._begin(tag, {name: said for name, said in attributes.items() if ":" not in name})
+        self._begin(tag, {name: value for name, value in attributes.items() if ":" not in name})
 
     def _begin(self, tag: str, attributes: dict[str, str]) -> Any:  # noqa: ANN401 - an element
         element = self._make(tag, attributes)
@@ -163,11 +155,10 @@ class _Builder(JUnitReader):
         self._open.append(element)
         self._closed = None
         if tag == "testsuite":
-            self._reported.append(_as(ReportedSuite, element))
+            self._suites.append(_as(ReportedSuite, element))
         return element
 
     def end(self, tag: str) -> None:
-        """End an element."""
         super().end(tag)
         self._end_text()
         self._finish(self._open.pop())
@@ -176,19 +167,18 @@ class _Builder(JUnitReader):
 
     def _finish(self, element: Any) -> None:  # noqa: ANN401 - an element
         self._closed = element
-        if self._keeps_all or element.tag not in {"testsuite", "testcase"}:
+        if self._keep_all or element.tag not in {"testsuite", "testcase"}:
             return
         if element.tag == "testsuite":
-            self._reported.pop()
+            self._suites.pop()
         else:
             case = _as(ReportedCase, element)
-            case.suite = self._reported[-1]
+            case.suite = self._suites[-1]
             self.cases.append(case)
         if self._open:
             self._open[-1].remove(element)
 
     def text(self, text: str) -> None:
-        """Add text to the open element."""
         super().text(text)
         self._words.append(text)
 
@@ -201,5 +191,5 @@ class _Builder(JUnitReader):
 
 
 def _as(kind: type[_T], element: Any) -> _T:  # noqa: ANN401 - an element
-    """An element as one of junitparser's kinds."""
+    """An element as one of junitparser's types."""
     return cast("_T", kind.fromelem(element))  # type: ignore[no-untyped-call]

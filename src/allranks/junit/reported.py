@@ -1,6 +1,6 @@
-"""Suites and testcases of a JUnit report: junitparser's, with what allranks tells in properties.
+"""junitparser's suites and testcases of a JUnit report, with the facts that allranks writes as properties.
 
-Nothing here raises for the content of a report: a value that is absent, or is not one, is None or empty.
+Nothing here raises for the content of a report: missing and invalid values are None or empty.
 """
 
 import re
@@ -24,10 +24,10 @@ from allranks.report.vocabulary import OURS, OUTCOMES, RERUNS, UnknownError, sec
 _RUN: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _TEXT: Final = re.compile(r"([\d,-]+)@(\d{1,9})\+(\d{1,9})", re.ASCII)
 _ATTEMPT: Final = re.compile(r"(\d{1,9}):(\S+)", re.ASCII)
-_WORDS: Final = {outcome.value: outcome for outcome in Outcome}
+_OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 _KINDS: Final = {kind.value: kind for kind in SkipKind}
 _FIRST_TRIES: Final = 10
-"""Of more attempts than twice this, a report has the first ones and the last ones."""
+"""A report has at most twice as many attempts: the first and the last ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,10 @@ class ReportedRank:
     """One rank of a test.
 
     Attributes:
-        time: Seconds; None if the report does not tell. Ranks that differ by a hundredth of a second, or by a twentieth
-            of it, at most have the time of the slowest.
-        text: Its message, traceback or stack; empty for a good rank, and if the report was too long for it.
-        leads: True if the verdict leads with this rank.
+        time: Seconds; None if unknown. If the times of all ranks differ by at most 0.01 s or 5 %, each rank has that of
+            the slowest one.
+        text: The message, traceback or stack; empty if the rank did not fail, or the report had no space for it.
+        leads: True if this rank has the primary failure.
     """
 
     rank: int
@@ -50,43 +50,33 @@ class ReportedRank:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedAttempt:
-    """A try of a test that went wrong before the one that counts.
+    """A failed attempt at a test before the one that counts."""
 
-    Attributes:
-        number: From 1.
-        cause: As :attr:`ReportedCase.cause`.
-        message: Empty, as is the text, for an attempt that the report only counts.
-    """
-
-    number: int
-    cause: str
-    message: str = ""
+    number: int  # from 1
+    cause: str  # as :attr:`ReportedCase.cause`
+    message: str = ""  # empty, like the text, for an attempt that the report only counts
     text: str = ""
 
 
 class _Seconds(junitparser.FloatAttr):
-    """A time that may be none, unlike junitparser's."""
+    """A time that may be None, unlike junitparser's."""
 
     def __get__(self, instance: Any, _: object) -> float | None:  # noqa: ANN401 - junitparser has no types here
-        said = instance._elem.get(self.name)  # noqa: SLF001
+        text = instance._elem.get(self.name)  # noqa: SLF001
         with suppress(UnknownError):
-            return None if said is None else seconds_of(said)
+            return None if text is None else seconds_of(text)
         return None
 
 
 class ReportedCase(junitparser.TestCase):
-    """A testcase: a test in a cell, with one verdict over all its ranks.
+    """A testcase: a test in a cell, with one verdict over all its ranks."""
 
-    Attributes:
-        suite: The suite that it is in; None for a testcase that belongs to no report.
-    """
-
-    suite: "ReportedSuite | None" = None
+    suite: "ReportedSuite | None" = None  # None for a testcase that belongs to no report
     time = _Seconds()
 
     @cached_property
     def facts(self) -> Mapping[str, str]:
-        """What allranks tells in properties (``ranks``, ``rule``), without the prefix of their names."""
+        """The properties of allranks (``ranks``, ``rule``), without the prefix of their names."""
         return _facts_of(self._elem)
 
     @property
@@ -96,23 +86,23 @@ class ReportedCase(junitparser.TestCase):
 
     @property
     def job(self) -> str:
-        """The name of allranks' suite in that cell; of another writer's report, that of its ``testsuite``."""
+        """The name of allranks' suite in that cell; in a report of another writer, the name of its ``testsuite``."""
         return self.suite.job if self.suite is not None else ""
 
     @property
     def axes(self) -> Mapping[str, str | int]:
-        """The cell's value on each axis; empty if the report does not tell."""
+        """The cell's value on each axis; empty if unknown."""
         return self.suite.axes if self.suite is not None else {}
 
     @property
     def nodeid(self) -> str:
-        """The node id of pytest; ``classname::name`` if the report has none."""
+        """Pytest's node id, or else ``classname::name``."""
         own = f"{self.classname}::{self.name}" if self.classname else self.name or ""
         return self.facts.get("nodeid") or own
 
     @property
     def verdict(self) -> VerdictKind:
-        """The verdict over all ranks; the worst of several results."""
+        """The verdict over all ranks; if there are several results, the worst one."""
         return self._result[0]
 
     @property
@@ -122,41 +112,41 @@ class ReportedCase(junitparser.TestCase):
 
     @property
     def cause(self) -> str:
-        """A word or two on the outcome: ``failed``, ``timed_out``, ``ranks disagree``, ``pytest.skip``."""
+        """One or two words: ``failed``, ``timed_out``, ``ranks disagree``, ``pytest.skip``."""
         kind, element = self._result
         return element.get("type") or "" if kind is not VerdictKind.PASSED else ""
 
     @property
     def message(self) -> str:
-        """The message of the verdict, or the reason of a skip, also of one that counts as a pass."""
+        """The message of the verdict, or the reason of a skip, including one that counts as a pass."""
         return self._result[1].get("message") or self.facts.get("skip_but_pass", "")
 
     @property
     def text(self) -> str:
-        """The text of the verdict, with the texts of all ranks."""
+        """The text of the verdict, which includes the texts of all ranks."""
         return self._result[1].text or ""
 
     @property
     def _result(self) -> tuple[VerdictKind, Any]:
-        """The worst result and its element, of lxml or of the standard library, as where ranks' XML is merged."""
+        """The worst result, as a merge of rank XML determines it, and its element."""
         outcome, why, _ = details_of(self._elem).worst
         kind = kind_of(outcome)
         if kind is VerdictKind.PASSED:
             return kind, self._elem.makeelement("passed", {})
-        tags = {tag for tag, told in OUTCOMES.items() if kind_of(told) is kind}
-        found = (each for each in self._elem.iterfind("*") if each.tag in tags)
-        return kind, next(found, self._elem.makeelement("said", {"message": why}))
+        tags = {tag for tag, stated in OUTCOMES.items() if kind_of(stated) is kind}
+        found = (element for element in self._elem.iterfind("*") if element.tag in tags)
+        return kind, next(found, self._elem.makeelement("outcome", {"message": why}))
 
     @property
     def leading(self) -> int | None:
-        """The rank that the verdict leads with."""
+        """The rank with the primary failure."""
         return whole_number(self.facts.get("leading"))
 
     @property
     def ranks(self) -> tuple[ReportedRank, ...]:
-        """The ranks that took part, in order; empty if the report does not tell."""
+        """The ranks of the test, in order; empty if unknown."""
         found = sorted(islice(_outcomes(self.facts.get("ranks", "")), MOST_RANKS))
-        times = [number(said) for said in self.facts.get("seconds", "").split()]
+        times = [number(text) for text in self.facts.get("seconds", "").split()]
         if len(times) != len(found):
             times = [self.time] * len(found)
         texts, leading = dict(islice(self._texts(), MOST_RANKS)), self.leading
@@ -166,8 +156,8 @@ class ReportedCase(junitparser.TestCase):
         )
 
     def rank(self, wanted: int) -> ReportedRank | None:
-        """One rank; None if it took no part."""
-        return next((each for each in self.ranks if each.rank == wanted), None)
+        """One rank; None if the test did not have it."""
+        return next((rank for rank in self.ranks if rank.rank == wanted), None)
 
     def _texts(self) -> Iterator[tuple[int, str]]:
         text = self.text
@@ -178,53 +168,56 @@ class ReportedCase(junitparser.TestCase):
 
     @property
     def skip_code(self) -> int | None:
-        """The exit code of torch's table of skips."""
+        """The exit code in torch's table of skips."""
         return whole_number(self.facts.get("skip_code"))
 
     @property
     def skip_kind(self) -> SkipKind | None:
-        """Whether the environment lacked something; None for a plain skip, and for a test that ran."""
+        """The kind of an environment skip; None for a plain skip, and for a test that ran."""
         return _KINDS.get(self.facts.get("skip_kind", ""))
 
     @property
     def skip_reason(self) -> str:
-        """Why the test was skipped, also if that counts as a pass; empty for a test that ran."""
+        """Why the test was skipped, even if the skip counts as a pass; empty for a test that ran."""
         is_skip = self.verdict is VerdictKind.SKIPPED or "skip_but_pass" in self.facts
         return self.message if is_skip else ""
 
     @property
     def attempts(self) -> tuple[ReportedAttempt, ...]:
-        """The tries that went wrong before the one that counts, oldest first."""
-        tries = [(kind_of(RERUNS[each.tag]).value, each) for each in self._elem.iterfind("*") if each.tag in RERUNS]
-        said = _ATTEMPT.findall(self.facts.get("earlier", ""))
-        told = said or [(str(at), kind) for at, (kind, _) in enumerate(tries, 1)]
-        last = len(told) - (len(tries) - _FIRST_TRIES)
-        known = {at if at < _FIRST_TRIES else last + at - _FIRST_TRIES: each for at, (_, each) in enumerate(tries)}
-        return tuple(_attempt(int(count), cause, known.get(at)) for at, (count, cause) in enumerate(told))
+        """The failed attempts before the one that counts, oldest first."""
+        elements = [element for element in self._elem.iterfind("*") if element.tag in RERUNS]
+        listed = _ATTEMPT.findall(self.facts.get("earlier", "")) or [
+            (str(number), kind_of(RERUNS[element.tag]).value) for number, element in enumerate(elements, 1)
+        ]
+        left_out = len(listed) - len(elements)  # attempts in the middle, which have no element
+        by_index = {
+            index if index < _FIRST_TRIES else index + left_out: element for index, element in enumerate(elements)
+        }
+        return tuple(_attempt(int(number), cause, by_index.get(index)) for index, (number, cause) in enumerate(listed))
 
     @property
     def is_flaky(self) -> bool:
-        """True if the test went wrong in an earlier attempt, but not in the one that counts."""
+        """True if the test failed in an earlier attempt, but not in the one that counts."""
         return bool(self.attempts) and not self.is_bad
 
     @property
     def file(self) -> str:
-        """The test's source file; empty if the report does not tell."""
+        """The test's source file; empty if unknown."""
         return self._elem.get("file") or ""
 
     @property
     def line(self) -> int | None:
-        """The line of that file that went wrong, or that the test begins in."""
+        """The line of that file in which the test failed, or at which it starts."""
         return whole_number(self._elem.get("line"))
 
     @property
     def row(self) -> dict[str, Any]:
-        """The testcase in a flat form, with a key for each axis: a row of a table."""
+        """The testcase as a row of a table, with a key for each axis."""
         return {**self.axes, **self.own_row}
 
     @property
     def own_row(self) -> dict[str, Any]:
-        """The row without the axes, whose names may be the same."""
+        """The row without the axes, whose names may conflict with other keys."""
         return {
             "cell": self.cell,
             "suite": self.job,
@@ -246,18 +239,18 @@ class ReportedCase(junitparser.TestCase):
     def rank_rows(self) -> Iterator[dict[str, Any]]:
         """A row for each rank: that of the test with ``rank``, ``outcome``, ``rank_time``, ``text`` and ``leads``."""
         row = self.row
-        for each in self.ranks:
-            own = asdict(each) | {"outcome": each.outcome.value}
+        for rank in self.ranks:
+            own = asdict(rank) | {"outcome": rank.outcome.value}
             yield {**row, "rank_time": own.pop("time"), **own}
 
 
 class ReportedSuite(junitparser.TestSuite):
-    """A suite: a job of allranks, or whatever another writer takes for one."""
+    """A suite: a job of allranks, or a suite of another writer."""
 
     testcase = ReportedCase
 
     def __iter__(self) -> Iterator[ReportedCase]:
-        """Its testcases, also those of suites in it."""
+        """Iterate over its testcases, including those of nested suites."""
         for case in super().__iter__():
             own = cast("ReportedCase", case)
             own.suite = own.suite if own.suite is not None else self
@@ -265,7 +258,7 @@ class ReportedSuite(junitparser.TestSuite):
 
     @cached_property
     def facts(self) -> Mapping[str, str]:
-        """What allranks tells in properties (``cell``, ``engine``, ``elapsed``), without the prefix of their names."""
+        """The properties of allranks (``cell``, ``engine``, ``elapsed``), without the prefix of their names."""
         return _facts_of(self._elem)
 
     @property
@@ -275,12 +268,12 @@ class ReportedSuite(junitparser.TestSuite):
 
     @property
     def job(self) -> str:
-        """The name of allranks' suite; of another writer's report, its own."""
+        """The name of allranks' suite; in a report of another writer, its own name."""
         return self.facts.get("suite") or self.name or ""
 
     @property
     def axes(self) -> Mapping[str, str | int]:
-        """The cell's value on each axis; empty if the report does not tell."""
+        """The cell's value on each axis; empty if unknown."""
         prefix = "axis."
         return {
             name.removeprefix(prefix): int(value) if re.fullmatch("0|[1-9][0-9]{0,8}", value) else value
@@ -290,12 +283,11 @@ class ReportedSuite(junitparser.TestSuite):
 
 
 class DownloadedReport(junitparser.JUnitXml):
-    """A report with all its suites; junitparser's own methods do what they do there."""
+    """A report with all its suites, which also has the methods of junitparser."""
 
     testsuite = ReportedSuite
 
     def __iter__(self) -> Iterator[ReportedSuite]:
-        """Its suites."""
         return cast("Iterator[ReportedSuite]", super().__iter__())
 
     def cases(self, **wanted: Any) -> Iterator[ReportedCase]:  # noqa: ANN401 - see selected
@@ -311,13 +303,13 @@ def selected(
     rank: int | None = None,
     **axes: str | int,
 ) -> Iterator[ReportedCase]:
-    """The testcases that are wanted; without an argument, all.
+    """Filter testcases.
 
     Args:
-        cases: Testcases in their suites.
+        cases: The testcases.
         cell: The id of a cell, or a pattern: ``gloo-w2-*``.
         verdict: One verdict or several: ``passed``, ``skipped``, ``failure``, ``error``.
-        rank: A rank that took part.
+        rank: A rank that the test must have.
         axes: The cell's value on an axis: ``world_size=4``.
     """
     verdicts = frozenset([verdict] if isinstance(verdict, str) else verdict)
@@ -331,28 +323,28 @@ def selected(
             yield case
 
 
-def _attempt(count: int, cause: str, element: Any) -> ReportedAttempt:  # noqa: ANN401 - an element
+def _attempt(attempt: int, cause: str, element: Any) -> ReportedAttempt:  # noqa: ANN401 - an element
     if element is None:
-        return ReportedAttempt(number=count, cause=cause)
+        return ReportedAttempt(number=attempt, cause=cause)
     text = element.findtext("stackTrace") or element.text or ""
-    return ReportedAttempt(number=count, cause=cause, message=element.get("message") or "", text=text.strip("\n"))
+    return ReportedAttempt(number=attempt, cause=cause, message=element.get("message") or "", text=text.strip("\n"))
 
 
 def _facts_of(element: Any) -> dict[str, str]:  # noqa: ANN401 - an element
-    said = ((each.get("name") or "", each.get("value") or "") for each in element.iterfind("properties/property"))
-    return {name.removeprefix(OURS): value for name, value in said if name.startswith(OURS)}
+    properties = ((one.get("name") or "", one.get("value") or "") for one in element.iterfind("properties/property"))
+    return {name.removeprefix(OURS): value for name, value in properties if name.startswith(OURS)}
 
 
-def _outcomes(said: str) -> Iterator[tuple[int, Outcome]]:
-    """The ranks with their outcomes in ``0-2:passed 3:crashed``."""
-    for part in said.split():
-        ranks, _, word = part.partition(":")
-        if word in _WORDS:
-            yield from ((rank, _WORDS[word]) for rank in _numbers(ranks))
+def _outcomes(text: str) -> Iterator[tuple[int, Outcome]]:
+    """Parse ``0-2:passed 3:crashed``."""
+    for part in text.split():
+        ranks, _, outcome = part.partition(":")
+        if outcome in _OUTCOMES:
+            yield from ((rank, _OUTCOMES[outcome]) for rank in _numbers(ranks))
 
 
-def _numbers(said: str) -> Iterator[int]:
-    """The ranks in ``0-2,5``; none that no run can have."""
-    for match in _RUN.finditer(said):
+def _numbers(text: str) -> Iterator[int]:
+    """Parse ``0-2,5``; implausible rank numbers are ignored."""
+    for match in _RUN.finditer(text):
         first, last = int(match[1]), int(match[2] or match[1])
         yield from range(first, min(last, MOST_RANKS - 1) + 1)

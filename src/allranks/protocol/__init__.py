@@ -1,4 +1,4 @@
-"""What crosses a process boundary: records, outcomes, and what else agents and orchestrator share.
+"""The data that crosses process boundaries: records, outcomes, job configuration, and the code that both sides need.
 
-It needs the standard library alone, and is copied into jobs.
+It needs only the standard library, and is copied into jobs.
 """

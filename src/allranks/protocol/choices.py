@@ -1,4 +1,4 @@
-"""The choices that a suite's keys and its jobs share; apart from the rest, so that a matrix loads fast."""
+"""The allowed values of some keys of a suite, in a module of their own so that a matrix file loads fast."""
 
 from typing import Literal
 
@@ -6,4 +6,4 @@ Isolation = Literal["test", "file", "job"]
 UncheckedChildren = Literal["notice", "error", "ignore"]
 ChildStart = Literal["cold", "warm"]
 NoticeKind = Literal["state", "threads", "processes", "calls", "pytest", "warnings"]
-"""What a notice is about, so that a suite can turn it off; docs/report.md explains each."""
+"""The kinds of notices, which a suite can turn off; docs/report.md explains each."""

@@ -1,4 +1,4 @@
-"""An agent's configuration of its job: one JSON file, written by the orchestrator."""
+"""The configuration of an agent: one JSON file, written by the orchestrator."""
 
 import dataclasses
 import json
@@ -12,13 +12,13 @@ from allranks.protocol.choices import ChildStart, Isolation, UncheckedChildren
 from allranks.protocol.typed_json import RecordError, from_object, to_object
 
 RESULTS_BYTES: Final = 512 << 20
-"""Bytes that each node of a job may write to its results folder; each rank's log has a limit of its own."""
+"""Bytes that each node of a job may write to its results folder; rank logs have their own limit."""
 
 PYTEST_CACHE = "pytest-cache"
 """The folder of pytest's cache in a job's results folder: an earlier job's cache, which this job updates."""
 
 PORTS = "ALLRANKS_PORTS"
-"""The variable with ports for process groups that a suite makes itself: by commas, and the first is MASTER_PORT."""
+"""The variable with ports, separated by commas, for process groups that a suite creates; the first is MASTER_PORT."""
 
 COVERAGE = "coverage"
 """The folder of pytest-cov's data and reports in a job's results folder."""
@@ -29,27 +29,25 @@ EARLIER_COVERAGE = "coverage-before"
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimit:
-    """A time limit, and what sets it."""
+    """A time limit, and the setting that it comes from."""
 
-    value: float  # the seconds that are set
-    # What sets them, in the form in which a user can change it: a key of the matrix file, a marker, an option, or a
-    # variable.
-    setting: str
-    margin: float = 0.0  # seconds that are added, for work that the setting is not about
+    value: float  # seconds
+    setting: str  # the key of the matrix file, marker, option or variable with which a user can change it
+    margin: float = 0.0  # seconds that are added for work that the setting does not cover
 
     @property
     def seconds(self) -> float:
-        """When the time is up."""
+        """The value with the margin."""
         return self.value + self.margin
 
     def plus(self, seconds: float) -> Self:
-        """The same limit with more time."""
         return dataclasses.replace(self, margin=self.margin + seconds)
 
     def words(self, since: str = "") -> str:
-        """The limit as messages name it, as in ``60 s (limits.test)`` or ``65 s (limits.test = 60, plus 5 s)``.
+        """The limit in messages: ``60 s (limits.test)``, or ``65 s (limits.test = 60, plus 5 s)``.
 
-        `since` says what the seconds are counted from, or during which activity.
+        Args:
+            since: The event from which the seconds count, or the activity during which they do.
         """
         more = f" = {self.value:g}, plus {self.margin:g} s" if self.margin else ""
         return f"{self.seconds:g} s {since}".rstrip() + f" ({self.setting}{more})"
@@ -60,44 +58,42 @@ LimitName = Literal["process_group", "test", "job", "peer_grace", "assembly", "s
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimits:
-    """Seconds, each limit inside the next."""
+    """Time limits in seconds, from the innermost to the outermost."""
 
-    process_group: float  # time limit of the operations of the cell's process group
-    test: float  # from the release of a test to the report of its last rank
-    job: float  # from the job's turn (the agent has imported and collected, maybe long before) to the agent's end
-    peer_grace: float  # for the peers of the first bad rank to end by themselves
-    # With several nodes, from the leading agent's start to the last other agent's arrival, and again from the leader's
-    # collection to the last other agent's.
+    process_group: float  # timeout of the operations of the cell's process group
+    test: float  # from the start of a test to the report of its last rank
+    job: float  # from the job's start, which may be long after the agent has collected, to the agent's end
+    peer_grace: float  # for the peers of the first failed rank to end on their own
+    # With several nodes: from the lead agent's start until the last agent has joined, and from the lead agent's
+    # collection until the last agent has collected.
     assembly: float = 120.0
-    silence: float = 20.0  # with several nodes, for an agent's answer before the agent counts as lost
-    # For all GPUs of a job together to compute something; a first context takes a second or two.
-    gpu_check: float = 60.0
-    # What sets a limit, by its name, where that is not ``limits.NAME`` in the matrix file.
+    silence: float = 20.0  # with several nodes: after so long without an answer, an agent counts as lost
+    gpu_check: float = 60.0  # for a small computation on all GPUs of a job; a first context takes a second or two
+    # The settings that limits come from, by name of the limit; by default ``limits.NAME`` in the matrix file.
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def limit(self, name: LimitName) -> TimeLimit:
-        """One of the limits, with what sets it."""
+        """One of the limits, with its setting."""
         return TimeLimit(value=float(getattr(self, name)), setting=self.settings.get(name, f"limits.{name}"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """The place of one agent among those of a job on several nodes."""
+    """An agent's number and connection in a job on several nodes."""
 
-    node: int  # its node, from 0; node 0 leads
-    leader: str  # where the leading agent listens: a host's name or address
-    port: int  # its port there
-    # The secret by which the agents of this job recognise each other; only the config files contain it.
-    token: str = field(repr=False)
+    node: int  # from 0, which is the lead node
+    leader: str  # the host name or address at which the lead agent listens
+    port: int
+    token: str = field(repr=False)  # the secret that authenticates the agents of this job; only in the config files
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobShard:
-    """This job's part of the suite's tests, where several jobs share the suite."""
+    """The shard of a suite that a job runs."""
 
     number: int  # from 1
-    count: int  # the number of jobs
-    # Earlier durations of tests, by node id: the same for all of these jobs.
+    count: int  # the number of shards
+    # Earlier durations of tests, by node id: the same for all shards.
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -112,52 +108,48 @@ class GpuToCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """One job as its agent sees it."""
+    """A job, for one of its agents."""
 
-    cell: str  # the cell's id, for the report
-    suite: str  # the suite's name, for the report; with the shard's number where the suite is shared
+    cell: str  # the cell's id
+    suite: str  # the suite's name, with the number of the shard if there is one
     paths: tuple[str, ...]  # the suite's files and folders, relative to the code folder
     backend: str
     world_size: int
-    gpu_count: int  # GPUs that the cell asks for, over all nodes
+    gpu_count: int  # GPUs of the cell, over all nodes
     init_method: str
     isolation: Isolation  # how long a gang lives
-    limits: TimeLimits  # time limits
-    seed: int  # the seeds of all tests derive from it
+    limits: TimeLimits
+    seed: int  # the seeds of all tests are derived from it
     ignored: tuple[str, ...] = ()  # files and folders below these paths that are not collected
     pytest_args: tuple[str, ...] = ()  # arguments for pytest, after the suite's paths
     master_addr: str = "127.0.0.1"  # the address of the ranks' rendezvous
-    mixed_skip: tuple[str, ...] = ()  # Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone
-    nodes: int = 1  # how many nodes the ranks are spread over, in blocks
-    overlap: int = 1  # how many launcher tests may run at a time, or how many gangs of repeated tests
-    # By name, the node ids (``fnmatch`` patterns) of launcher tests that never overlap one another.
+    mixed_skip: tuple[str, ...] = ()  # node ids (``fnmatch`` patterns) of tests that only some ranks may skip
+    nodes: int = 1  # the ranks are distributed over the nodes in blocks
+    overlap: int = 1  # how many launcher tests, or gangs of repeated tests, may run at the same time
+    # By name of the group, the node ids (``fnmatch`` patterns) of launcher tests that never overlap.
     test_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Whether the cell's process group is made for every test; None to decide by the test.
-    process_group: bool | None = None
-    launches_ranks: bool = False  # tests start ranks themselves, as many as the cell has: one process runs each test
-    # What becomes of processes that a test has started and that fail while the test passes; a crash is always an error.
+    process_group: bool | None = None  # whether each test gets the cell's process group; None if the test decides
+    launches_ranks: bool = False  # one process runs each test, and tests start the cell's ranks themselves
+    # What happens if child processes of a test fail although the test passes; a crash is always an error.
     unchecked_children: UncheckedChildren = "notice"
-    # How the processes start that a test wants by ``spawn`` or ``forkserver``.
-    start_children: ChildStart = "cold"
-    # This agent's place among those of the nodes, set by the engine; None for a single node.
-    post: NodeConfig | None = None
-    share: JobShard | None = None  # None where this job runs the whole suite
-    # Node ids of the tests that an attempt runs again; None to run all collected tests.
-    only: tuple[str, ...] | None = None
+    start_children: ChildStart = "cold"  # how child processes of tests start with ``spawn`` and ``forkserver``
+    node_config: NodeConfig | None = None  # set by the engine; None for a single node
+    share: JobShard | None = None  # None if this job runs the whole suite
+    only: tuple[str, ...] | None = None  # the node ids of the tests to rerun; None to run all collected tests
     shuffle: int | None = None  # the seed of the tests' random order; None for the order of collection
-    torch: str = ""  # the torch version that the cell asks for; empty for any
-    # The GPUs that this agent checks first; empty if that was done, or another agent does it.
+    torch: str = ""  # the torch version of the cell; empty for any
+    # The GPUs that this agent checks first; empty if they have been checked, or another agent checks them.
     check_gpus: tuple[GpuToCheck, ...] = ()
-    gpu_device: str = "cuda"  # torch's name of the type of these devices
-    pdb_rank: int | None = None  # the rank to debug; None for none
+    gpu_device: str = "cuda"  # torch's name for this type of device
+    pdb_rank: int | None = None  # the rank to debug
     pdb_terminal: str = ""  # the path of the debugger's terminal
-    # The plug-ins that take part in the job, each with its own settings of JSON types.
+    # The plug-ins that take part in the job, with their settings, which have JSON types.
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def node(self) -> int:
-        """The node that this agent is on."""
-        return self.post.node if self.post else 0
+        """This agent's node."""
+        return self.node_config.node if self.node_config else 0
 
     @property
     def ranks(self) -> int:
@@ -170,13 +162,11 @@ class AgentConfig:
         return share_of(self.node, total=self.ranks, nodes=self.nodes)
 
     def to_json(self) -> str:
-        """The text of the file that :meth:`read` reads."""
         return json.dumps(to_object(self), indent=1)
 
     def without_secrets(self) -> Self:
-        """A copy without the token of its post."""
-        post = None if self.post is None else dataclasses.replace(self.post, token="")
-        return dataclasses.replace(self, post=post)
+        node_config = self.node_config and dataclasses.replace(self.node_config, token="")
+        return dataclasses.replace(self, node_config=node_config)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -194,10 +184,10 @@ class AgentConfig:
 
 
 def share_of(node: int, *, total: int, nodes: int) -> range:
-    """One node's block of things spread over all nodes; the first nodes get one more each if they do not divide."""
-    each, more = divmod(total, nodes)
-    start = node * each + min(node, more)
-    return range(start, start + each + (node < more))
+    """A node's block of ``total`` items that are divided over all nodes; the first nodes get the remainder."""
+    size, remainder = divmod(total, nodes)
+    start = node * size + min(node, remainder)
+    return range(start, start + size + (node < remainder))
 
 
 def seed_of_test(seed: int, nodeid: str) -> int:
@@ -209,10 +199,10 @@ def seed_of_test(seed: int, nodeid: str) -> int:
 class Folders:
     """The folders of a job."""
 
-    code: Path  # the base of the suite's paths
-    results: Path  # files that outlive the job
+    code: Path  # the suite's paths are relative to it
+    results: Path  # files that are kept after the job
     shared: Path  # scratch space that all ranks see
 
     def of_gang(self, number: int) -> Path:
-        """The folder that the ranks of one gang share, which goes with the gang."""
+        """The folder that the ranks of one gang share, which is removed with the gang."""
         return self.shared / f"gang-{number}"

@@ -1,4 +1,4 @@
-"""The variables by which launchers say which rank a process is, in a world of how many."""
+"""The environment variables with which launchers set the rank and the world size of a process."""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 IN_A_JOB: Final = "ALLRANKS_GPU_COUNT"
-"""A variable that every process of a job has."""
+"""A variable that is set in every process of a job."""
 
 
 @dataclass(frozen=True)
@@ -14,12 +14,11 @@ class LauncherVariables:
     """The names of one launcher's variables."""
 
     launcher: str
-    rank: str  # the number of the process
-    world_size: str  # the number of processes
-    local_rank: str  # the number of the process on its node
-    local_world_size: str  # the number of processes on its node
-    # Those that have one value in all processes of a launch, and another in most other launches.
-    launch: tuple[str, ...] = ()
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    launch: tuple[str, ...] = ()  # equal in all processes of a launch, and different in most other launches
 
 
 OWN: Final = LauncherVariables(
@@ -30,11 +29,11 @@ OWN: Final = LauncherVariables(
     "LOCAL_WORLD_SIZE",
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
 )
-"""Those of torch, which the agent sets for its ranks, too."""
+"""torch's own variables, which the agent also sets for its ranks."""
 
 LAUNCHERS: Final = (
     OWN,
-    # SLURM's batch script and allocation have no SLURM_STEP_NUM_TASKS above 1: only the tasks of a step do.
+    # Only in the tasks of a step is SLURM_STEP_NUM_TASKS above 1, not in SLURM's batch script or allocation.
     LauncherVariables(
         "srun",
         "SLURM_PROCID",
@@ -56,44 +55,44 @@ LAUNCHERS: Final = (
 
 
 def variables_for(environ: Mapping[str, str]) -> LauncherVariables:
-    """The variables that count for this process: torch's own where they are set, or where an agent runs."""
+    """The variables that apply to this process: torch's own if they are set or an agent runs it."""
     if OWN.rank in environ or OWN.world_size in environ or "ALLRANKS_GANG" in environ:
         return OWN
-    others = (each for each in LAUNCHERS if environ.get(each.rank) and environ.get(each.world_size, "1") != "1")
+    others = (names for names in LAUNCHERS if environ.get(names.rank) and environ.get(names.world_size, "1") != "1")
     return next(others, OWN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedProcess:
-    """This process among those of its launcher."""
+    """This process, according to its launcher."""
 
     launcher: str
     rank: int
     world_size: int
-    local_rank: int | None  # its number on its node; None if the launcher does not say it
-    launch: str  # a name that all processes of the launch share, for a file
+    local_rank: int | None  # None if the launcher does not set it
+    launch: str  # a name that all processes of the launch have in common, which a file name may contain
 
 
 def launched_process(environ: Mapping[str, str]) -> LaunchedProcess | None:
-    """What a launcher says of this process; None if none has started it, or what it says makes no sense."""
-    for each in LAUNCHERS:
-        rank, size, local = (_count(environ, name) for name in (each.rank, each.world_size, each.local_rank))
+    """Read the variables of this process's launcher; None if it has no launcher, or the values are inconsistent."""
+    for names in LAUNCHERS:
+        rank, size, local = (_count(environ, name) for name in (names.rank, names.world_size, names.local_rank))
         if rank is not None and size is not None and rank < size:
-            shared = "\n".join(f"{name}={environ.get(name, '')}" for name in (*each.launch, each.world_size))
-            launch = hashlib.sha256(f"{each.launcher}\n{shared}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
-            return LaunchedProcess(launcher=each.launcher, rank=rank, world_size=size, local_rank=local, launch=launch)
+            shared = "\n".join(f"{name}={environ.get(name, '')}" for name in (*names.launch, names.world_size))
+            launch = hashlib.sha256(f"{names.launcher}\n{shared}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+            return LaunchedProcess(launcher=names.launcher, rank=rank, world_size=size, local_rank=local, launch=launch)
     return None
 
 
-_OF_LAUNCHERS: Final = ("SLURM_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL")
+_PREFIXES: Final = ("SLURM_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL")
 
 
 def outside_of_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables without those of SLURM and MPI: each rank of a job would take itself for the one process they name."""
+    """Remove the variables of SLURM and MPI, with which every rank of a job would get the same rank."""
     return {
         name: value
         for name, value in environ.items()
-        if not name.startswith(_OF_LAUNCHERS) or name in {"SLURM_CONF", "SLURM_LAUNCH_NODE_IPADDR"}
+        if not name.startswith(_PREFIXES) or name in {"SLURM_CONF", "SLURM_LAUNCH_NODE_IPADDR"}
     }
 
 

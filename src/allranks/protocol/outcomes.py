@@ -1,8 +1,4 @@
-"""The outcome of a test on a rank, of each of its phases, and what a skip means.
-
-The agent writes these words into events and rank XML; the report reads them back. This module is
-copied into jobs with the rest of the agent, so it uses only the standard library.
-"""
+"""The outcomes of a test and its phases on a rank, and the kinds of skips."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +24,7 @@ class Outcome(StrEnum):
 
     @property
     def is_bad(self) -> bool:
-        """True if this outcome keeps a test from passing (a strict xpass arrives as failed)."""
+        """True if a test with this outcome does not pass (a strict xpass is reported as failed)."""
         return self not in GOOD
 
 
@@ -42,12 +38,12 @@ def disagree(outcomes: Collection[Outcome]) -> bool:
 
 
 def may_disagree(nodeid: str, mixed_skip: Iterable[str]) -> bool:
-    """True if the ranks of a test may disagree on a skip: its node id matches one of these ``fnmatch`` patterns."""
+    """True if the ranks of a test may disagree on a skip: one of these ``fnmatch`` patterns matches its node id."""
     return any(fnmatchcase(nodeid, pattern) for pattern in mixed_skip)
 
 
 def numbers(ranks: Iterable[int]) -> str:
-    """Rank numbers in ascending order, runs of three and more shortened: ``0, 2-5``."""
+    """Rank numbers in ascending order, with ranges of three or more: ``0, 2-5``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -58,7 +54,7 @@ def numbers(ranks: Iterable[int]) -> str:
 
 
 def named(names: Sequence[str], most: int = 3) -> str:
-    """Some names in words: the first ones, and how many more there are."""
+    """The first names, and the number of others: ``a, b, c and 4 more``."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -71,7 +67,7 @@ class SkipKind(StrEnum):
     """Why a rank skipped.
 
     ``environment``: the environment lacks something (an exit code of torch's table, sandcastle);
-    ``hardware``: an environment skip for lack of GPUs, an error in a cell that was given them;
+    ``hardware``: the environment lacks GPUs, which is an error in a cell that has them;
     ``plain``: the author's own ``pytest.skip``.
     """
 
@@ -81,7 +77,7 @@ class SkipKind(StrEnum):
 
 
 TEXT_LIMIT = 64 * 1024
-"""Characters of a traceback or of one captured stream that an event holds; the rest is dropped."""
+"""Characters of a traceback or of one captured stream in a record; the rest is dropped."""
 
 MESSAGE_LIMIT = 1000
 """Characters of a message."""
@@ -100,8 +96,8 @@ class Phase:
     stderr: str = ""
     skip_kind: SkipKind | None = None
     skip_code: int | None = None  # torch's exit code, for a skip that has one
-    gpus_needed: int | None = None  # the GPUs that a hardware skip asked for; torch's codes end at 8
-    raised: tuple[str, ...] = ()  # in a launched rank: the names of its exception's class and of the bases of that
+    gpus_needed: int | None = None  # the GPUs that a hardware skip requires; torch's codes end at 8
+    raised: tuple[str, ...] = ()  # in a launched rank: the names of its exception's class and base classes
 
     @property
     def is_plain(self) -> bool:
@@ -110,7 +106,7 @@ class Phase:
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
-    """`text`, with its middle cut out if it is longer than `limit` characters; no word is divided."""
+    """`text`, with its middle cut out, between words, if it is longer than `limit` characters."""
     if len(text) <= limit:
         return text
     head, tail = two_ends(text, limit)
@@ -120,7 +116,7 @@ def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def following(phase: Phase) -> str:
-    """The phase that follows this one, in words; empty if it is the last."""
+    """The name of the phase that follows this one; empty if it is the last."""
     if phase.when == "teardown":
         return ""
     return "tear-down" if phase.when == "call" or phase.outcome is not Outcome.PASSED else "call"
@@ -130,10 +126,10 @@ _IN_TEAR_DOWN = "the test passed, but its tear-down was skipped: "
 
 
 def overall(phases: Sequence[Phase]) -> Phase:
-    """The phase that decides a test: the first bad one, else the one that was not a plain pass, else the call.
+    """The phase that decides a test: the first failure, else the first skip or expected failure, else the call.
 
-    A skip in the tear-down makes a test that has passed a skip, as in pytest's XML: what the tear-down had still to
-    check is not known. Its reason says so.
+    As in pytest's XML, a test that passed counts as skipped if its tear-down skips, because the checks of the tear-down
+    did not run. The reason says so.
     """
     bad = next((phase for phase in phases if phase.outcome.is_bad), None)
     if bad is not None:

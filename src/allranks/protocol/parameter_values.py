@@ -1,11 +1,11 @@
-"""Digests of the parameter values of tests, by which processes that collect the same suite compare their collections.
+"""Digests of the parameter values of tests, with which processes that collect the same suite compare their collections.
 
-pytest numbers the parameters that it cannot name: ``test_x[case0]`` stands for the first one. If they come from a set,
-a folder listing or a random generator, each process may give the same id to another value.
+pytest numbers parameters that have no obvious name: ``test_x[case0]`` is the first one. If the parameters come from a
+set, a folder listing or a random generator, the same id may have a different value in each process.
 
-A digest has two parts. *Fixed* values, such as numbers, text and enums, have to be the same in all processes of a run.
-*Variable* values belong to one process or moment: paths below the temporary folder, UUIDs, times, and objects that only
-describe themselves in angle brackets.
+A digest has two parts. *Fixed* values, such as numbers, text and enums, must be equal in all processes of a run.
+*Variable* values depend on the process or the time: paths below the temporary folder, UUIDs, times, and objects whose
+``repr`` is in angle brackets.
 """
 
 import dataclasses
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 _DEEPEST: Final = 8
 _MOST_PARTS: Final = 10_000
-"""Parts of one test's values that are described; what follows is not compared."""
+"""Parts of one test's values that are compared; any others are ignored."""
 
 _LENGTH: Final = 8
-"""Hexadecimal digits of each part: of four billion pairs of different values, about one has equal digests."""
+"""Hexadecimal digits of each part: about one in four billion pairs of different values has equal digests."""
 
 _ADDRESS: Final = re.compile(r"\b0x[0-9a-fA-F]+|(?<=id=')\d+")
 _VARIABLE_TYPES: Final = (uuid.UUID, dt.date, dt.time)
@@ -46,12 +46,12 @@ def digests(items: "Iterable[pytest.Item]") -> dict[str, str]:
 
 
 def digest(values: Mapping[str, object]) -> str:
-    """The digest of parameter values by name: that of the fixed ones, and after a point that of the variable ones."""
+    """The digest of parameter values, by name: ``<fixed>``, or ``<fixed>.<variable>`` if there are variable values."""
     return _Description.of(values).digest() if values else ""
 
 
 class _Description:
-    """Collects the texts of values, fixed and variable ones apart."""
+    """Hashes the texts of values; fixed and variable values are hashed separately."""
 
     def __init__(self) -> None:
         self._fixed, self._variable = hashlib.sha256(), hashlib.sha256()
@@ -74,7 +74,7 @@ class _Description:
             return
         try:
             self._add(value, depth)
-        except Exception:  # noqa: BLE001 - values run code of the suite, and what that cannot tell is not compared
+        except Exception:  # noqa: BLE001 - this runs code of the suite; a value that raises is not compared
             return
 
     def _add(self, value: Any, depth: int) -> None:  # noqa: ANN401 - any parameter value
@@ -98,7 +98,7 @@ class _Description:
                 self.add(part, depth - 1)
 
     def _add_opaque(self, value: Any) -> None:  # noqa: ANN401 - as above
-        """Add the number of an object that has one, such as ``ReduceOp.SUM``, else the text that represents it."""
+        """Add the index of an object that has one, such as ``ReduceOp.SUM``, or else its ``repr``."""
         if hasattr(type(value), "__index__"):
             with suppress(TypeError):
                 self._add_text(str(operator.index(value)))
@@ -107,7 +107,7 @@ class _Description:
         self._add_text(_ADDRESS.sub("", text), is_variable=text.startswith("<") or _is_temporary(text))
 
     def _add_text(self, text: str, *, is_variable: bool = False) -> None:
-        """Append a text, so that no two sequences of texts give the same digest."""
+        """Append a text with its length, so that different sequences of texts have different digests."""
         data = text.encode("utf-8", "surrogatepass")
         (self._variable if is_variable else self._fixed).update(b"%d:%b" % (len(data), data))
         self._has_variable = self._has_variable or is_variable
@@ -123,7 +123,7 @@ def _temporary_folders() -> frozenset[str]:
 
 
 def _parts(value: Any) -> Iterable[object] | None:  # noqa: ANN401, PLR0911 - any parameter value, one line for each kind
-    """What a value consists of, in an order that is the same in all processes; None if that is unknown."""
+    """The parts of a value, in an order that is the same in all processes; None if they are unknown."""
     if isinstance(value, Mapping):
         return _in_order(value.items())
     if isinstance(value, AbstractSet):
@@ -147,11 +147,11 @@ def _parts(value: Any) -> Iterable[object] | None:  # noqa: ANN401, PLR0911 - an
 
 
 def _in_order(values: Iterable[object]) -> list[object]:
-    return sorted(values, key=lambda each: _Description.of(each).digest())
+    return sorted(values, key=lambda value: _Description.of(value).digest())
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
-    """Its name; a lambda or an inner function shares that with others, so its code and the values in it count, too."""
+    """The name; for a lambda or an inner function, whose name is not unique, also its code and captured values."""
     yield function.__module__
     yield function.__qualname__
     if "<" in function.__qualname__:
@@ -167,16 +167,16 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """How the collection of one process differs from that of another."""
+    """The differences between two collections."""
 
-    other_values: tuple[str, ...] = ()  # Node ids that stand for other fixed values
-    other_variables: tuple[str, ...] = ()  # Node ids whose variable values alone differ
+    other_values: tuple[str, ...] = ()  # node ids whose fixed values differ
+    other_variables: tuple[str, ...] = ()  # node ids of which only variable values differ
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
-    """Compare two collections, each of which has the digest of each node id."""
+    """Compare two collections, which map node ids to digests."""
     both = [nodeid for nodeid in before if nodeid in after and before[nodeid] != after[nodeid]]
     other_values = [nodeid for nodeid in both if _fixed(before[nodeid]) != _fixed(after[nodeid])]
     return Changes(
@@ -193,8 +193,8 @@ def _fixed(found: str) -> str:
 
 REMEDY: Final = (
     "Give the parameters an order and values that do not depend on the process: sort a set or a folder listing, and "
-    "seed generators. If you set PYTHONHASHSEED, set it to a number."
+    "seed random generators. If you set PYTHONHASHSEED, set it to a number."
 )
 
-VARIABLE: Final = "temporary paths, times, or objects as parameters"
-"""Variable values in words."""
+VARIABLE: Final = "variable parameters (temporary paths, times or objects)"
+"""The description of variable values in messages."""

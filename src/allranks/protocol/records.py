@@ -1,7 +1,7 @@
-"""Records: all that a job reports, as types, with one function to write and one to read them.
+"""The records that a job sends as results, with one function to write and one to read them.
 
-A line is a JSON array of the record's name and an object with the fields that differ from their defaults. This module
-needs only the standard library: agents write records inside a job, the orchestrator and ``merge`` read them.
+A line is a JSON array of the record's name and an object with the fields that differ from their defaults. Agents write
+records inside a job; the orchestrator and ``merge`` read them.
 """
 
 from collections.abc import Mapping
@@ -21,25 +21,25 @@ JOURNAL: Final = "journal.jsonl"
 """The journal of an attempt at a job, in its folder on the host: one line per record except :class:`Printed`."""
 
 LINE_LIMIT: Final = 4 << 20
-"""Bytes of one line; only a very long list of tests comes near it, and is split into several records."""
+"""Bytes of one line; a very long list of tests, which could exceed it, is split into several records."""
 
 TESTS_IN_ONE: Final = 2_000
-"""The most tests that one record may name."""
+"""The most tests in one record."""
 
 MOST_RANKS: Final = 16_384
-"""The most ranks that a test may have; a record with more could make a reader account for a billion of them."""
+"""The most ranks of a test; without this limit, a record could make a reader account for a billion ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """The base of all records."""
 
-    at: float = 0.0  # seconds since the epoch; the clock of the agent that wrote it is never set during a job
+    at: float = 0.0  # seconds since the epoch, on a clock of the writing agent that is never adjusted during a job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobStarted(Record):
-    """The host has started an attempt at a job: the first record of its journal, never written by an agent."""
+    """The host has started an attempt at a job: the first record of the journal, which no agent writes."""
 
     schema: int
     run_id: str
@@ -69,7 +69,7 @@ class Imported(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodesMet(Record):
-    """The agents of these nodes have joined the leading agent."""
+    """The agents of these nodes have joined the lead agent."""
 
     nodes: tuple[int, ...]
 
@@ -113,7 +113,7 @@ class GpuFailed(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice(Record):
-    """A remark for readers of the report that belongs to no testcase; one without a kind cannot be turned off."""
+    """A notice for readers of the report; a notice without a kind cannot be turned off."""
 
     text: str
     nodeid: str = ""
@@ -122,9 +122,9 @@ class Notice(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteWarning(Record):
-    """A Python warning of the process that collects the suite."""
+    """A Python warning in the process that collects the suite."""
 
-    file: str  # relative to the code of the job, if it is in there
+    file: str  # relative to the code of the job, if it is below it
     line: int
     category: str  # the name of the warning's class
     text: str  # one line
@@ -132,7 +132,7 @@ class SuiteWarning(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectionFailed(Record):
-    """Something cannot be collected; an empty node id stands for the whole suite."""
+    """A module, or the whole suite if the node id is empty, cannot be collected."""
 
     text: str
     nodeid: str = ""
@@ -141,7 +141,7 @@ class CollectionFailed(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared(Record):
-    """A digest of how the agent split the suite of its shard, and the number of tests that belong to other jobs."""
+    """A digest of the assignment of tests to shards, and the number of tests in other shards."""
 
     split: str
     elsewhere: int
@@ -149,9 +149,9 @@ class Shared(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullCollection(Record):
-    """All tests that pytest collected, in one record or several; a shard or a later attempt runs a part of them.
+    """All tests that pytest collected, in one or more records; a shard or a later attempt runs a part of them.
 
-    Each has the digest of its parameter values, by which all processes of a run compare their collections.
+    With the digests of their parameter values, all processes of a run compare their collections.
     """
 
     tests: tuple[str, ...]
@@ -160,7 +160,7 @@ class FullCollection(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected(Record):
-    """The tests to run, in order; a very long list comes in several records, of which one is the last."""
+    """The tests to run, in order; a very long list is split into several records."""
 
     tests: tuple[str, ...] = ()
     deselected: int = 0
@@ -169,7 +169,7 @@ class Collected(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tagged(Record):
-    """What tests show of a backend, each as ``name=value``, for the table of capabilities: no verdict depends on it."""
+    """Tags of tests as ``name=value`` for the table of a backend's capabilities; no verdict depends on them."""
 
     tests: tuple[str, ...]
     tags: tuple[str, ...]
@@ -177,7 +177,7 @@ class Tagged(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Went(Record):
-    """The agent has been given its turn."""
+    """The host has allowed the agent to run its tests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,23 +201,22 @@ class TestStarted(Record):
 
     nodeid: str
     seed: int = 0
-    may_disagree: bool = False  # true if some of its ranks may skip it while others run it
-    number: int = 1  # from 1; each further attempt replaces the ones before it, which went wrong
+    may_disagree: bool = False  # true if some ranks may skip it while others run it
+    number: int = 1  # from 1; each further try replaces the failed ones before it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passed(Record):
-    """A test has passed on some ranks, with nothing more to report."""
+    """A test has passed on some ranks, without output."""
 
     nodeid: str
-    ranks: tuple[int, ...]  # those ranks
-    arrived: tuple[float, ...]  # for each, when it ended, as :attr:`RankEnded.arrived`
-    seconds: tuple[float, ...]  # for each, the duration of all its phases
+    ranks: tuple[int, ...]
+    arrived: tuple[float, ...]  # when each rank ended, as :attr:`RankEnded.arrived`
+    seconds: tuple[float, ...]  # the duration of all phases on each rank
     world_size: int  # the number of ranks of the test
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of each of these ranks, as :attr:`RankEnded.outcome` has it for one."""
         return Outcome.PASSED
 
 
@@ -232,15 +231,15 @@ class PhaseEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnded(Record):
-    """The end of a test on one rank, unless it just passed; of several on one rank, the first bad one counts."""
+    """The end of a test on one rank, other than :class:`Passed`; of several for one rank, the first failure counts."""
 
     nodeid: str
     rank: int
     outcome: Outcome
     world_size: int
-    arrived: float  # when the rank ended, in seconds since the epoch on the clock of the leading agent
+    arrived: float  # when the rank ended, in seconds since the epoch on the lead agent's clock
     phases: tuple[PhaseEnd, ...] = ()  # the phases that the rank reported
-    # Seconds from the start of the test to an end that the agent observed itself; 0 for any other.
+    # If the agent itself observed the end: seconds from the start of the test; else 0.
     observed: float = 0.0
     phase: str = ""  # the deciding phase; empty if the agent observed the end itself
     message: str = ""  # one line
@@ -248,22 +247,21 @@ class RankEnded(Record):
     stdout: str = ""
     stderr: str = ""
     caused_by: int | None = None  # the rank that failed first, if this one was stopped because of it
-    # True if another rank's bad end caused it, or preceded it within the grace: it decides nothing.
-    consequence: bool = False
-    is_lost: bool = False  # true if the end of the rank is unknown because its node is gone
+    consequence: bool = False  # true for a secondary failure: another rank caused it, or failed shortly before
+    is_lost: bool = False  # true if the end of the rank is unknown because its node was lost
     skip_kind: SkipKind | None = None
     skip_code: int | None = None  # torch's exit code, for a skip that has one
-    gpus_needed: int | None = None  # the number of GPUs (or other accelerators) that a hardware skip asked for
+    gpus_needed: int | None = None  # the number of GPUs (or other accelerators) that a hardware skip requires
 
     @property
     def seconds(self) -> float:
-        """The duration of all phases, and of one that the rank did not end."""
+        """The duration of all phases, including one that the rank did not complete."""
         return max(self.observed, sum(phase.seconds for phase in self.phases))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnteredCollective:
-    """A collective of a process group, and when ranks called it: in seconds from the start of their test."""
+    """A collective of a process group, and when ranks called it, in seconds from the start of the test."""
 
     group: str
     number: int
@@ -274,21 +272,21 @@ class EnteredCollective:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureCourse(Record):
-    """How a test that went wrong took its course, for readers of the report: no verdict depends on it."""
+    """The timeline of a failed test, for readers of the report; no verdict depends on it."""
 
     nodeid: str
-    collectives: tuple[EnteredCollective, ...] = ()  # the last ones of the test, bounded in number
-    passed: int | None = None  # a rank that passed and printed something; None if there is none
-    stdout: str = ""  # of that rank
-    stderr: str = ""  # of that rank
+    collectives: tuple[EnteredCollective, ...] = ()  # the last collectives of the test
+    passed: int | None = None  # a rank that passed and printed the following output
+    stdout: str = ""
+    stderr: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftBehind(Record):
-    """A process that outlived the rank that started it, and was killed; None as its rank if that is unknown."""
+    """A process that was still running after the rank that started it, and was killed."""
 
     nodeid: str
-    rank: int | None
+    rank: int | None  # None if unknown
     pid: int
     command: str
 
@@ -303,24 +301,24 @@ class NotRun(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repeated(Record):
-    """How a test has fared so far that a job repeats; of several records of a test the last counts."""
+    """The tally of a repeated test so far; of several records of a test, the last one counts."""
 
     nodeid: str
     tally: RepetitionTally
-    runs: int = 0  # repetitions of all tests of the job until now
-    bad: int = 0  # those of them that went wrong
+    runs: int = 0  # repetitions of all tests of the job so far
+    bad: int = 0  # failed repetitions among them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Printed(Record):
-    """A line that a rank has just printed; shown but not stored."""
+    """A line of a rank's output, which is shown but not stored."""
 
     rank: int
     line: str
 
 
 class FailureKind(Enum):
-    """The kind of failure that stops an agent; it selects the remedy that is shown."""
+    """The kind of an agent's failure, which selects the remedy in the report."""
 
     BROKEN = "broken"
     CANNOT_IMPORT = "cannot_import"
@@ -335,7 +333,7 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentFailed(Record):
-    """The agent cannot do its work, or the rest of it."""
+    """The agent cannot continue."""
 
     message: str
     text: str = ""
@@ -349,14 +347,14 @@ class Interrupted(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobTimedOut(Record):
-    """The job's time is up."""
+    """The job reached its time limit."""
 
     limit: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished(Record):
-    """The agent has done all its work: a job without this record is not good."""
+    """The agent has completed the job; a job without this record does not pass."""
 
     status: int
 
@@ -366,19 +364,19 @@ class ContainerEnded(Record):
     """The agent in a container has ended, as the container init reports."""
 
     status: int  # the exit status, in the form of `subprocess`
-    memory_kills: int  # the number of processes that the kernel killed for lack of memory
+    memory_kills: int  # the number of processes that the kernel's out-of-memory killer ended
 
 
 KINDS: Final[Mapping[str, type[Record]]] = by_name(Record.__subclasses__())
-"""All records, by the names that their lines begin with."""
+"""All records, by the names with which their lines begin."""
 
 
 def encode(record: Record) -> bytes:
-    """The line of a record, without its line feed."""
+    """Encode a record as a line, without a line feed."""
     return encode_line(record)
 
 
 def decode(line: bytes) -> Record:
-    """The record of a line."""
+    """Decode a line; RecordError if it is not a record."""
     check_length(line, LINE_LIMIT)
     return decode_line(line, KINDS)

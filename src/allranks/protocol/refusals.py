@@ -1,4 +1,4 @@
-"""Versions and options of pytest that cannot be had where tests run on ranks, with the reasons."""
+"""Versions and options of pytest that do not work with tests on ranks, and why."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,18 +6,18 @@ from typing import Final, NamedTuple
 
 
 class Refusal(NamedTuple):
-    """Why an option is refused."""
+    """Why an option of pytest is rejected."""
 
-    option: str  # the name that pytest has for its value
-    why: str  # the reason, as the rest of a sentence that begins with the flag
-    remedy: str  # what to do instead
+    option: str  # pytest's name for its value
+    why: str  # the rest of a sentence that begins with the flag
+    remedy: str
 
 
 _NO_TERMINAL: Final = (
-    "cannot be used: ranks have no terminal, and their peers would be stopped meanwhile.",
-    "Name a rank, which gets yours: `allranks run CELL --suite SUITE --pdb-rank N`.",
+    "cannot be used: ranks have no terminal, and the peers of a stopped rank would time out.",
+    "Choose a rank to debug in your terminal: `allranks run CELL --suite SUITE --pdb-rank N`.",
 )
-_NO_TEST: Final = ("cannot be used: it runs no test, and each would count as passed.", "Use --setup-show.")
+_NO_TEST: Final = ("cannot be used: it runs no tests, and each would count as passed.", "Use --setup-show.")
 
 REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
     {
@@ -27,15 +27,15 @@ REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
         "--setup-only": Refusal("setuponly", *_NO_TEST),
         "--flake-max-minutes": Refusal(
             "flake_max_minutes",
-            "cannot be used: each rank would look at its own clock, and some would skip a test that others run.",
-            "Take --flake-runs alone; limits.job in the matrix file ends the job.",
+            "cannot be used: each rank has its own clock, so some ranks would skip a test that others run.",
+            "Use only --flake-runs; limits.job in the matrix file ends the job.",
         ),
     }
 )
 """By flag."""
 
 _OLDEST: Final = 8
-"""Of pytest's major versions: before it, an exception has no report of its own (``ExceptionInfo.from_exception``)."""
+"""The oldest supported major version of pytest: older ones lack ``ExceptionInfo.from_exception``."""
 
 
 def too_old(version: str) -> str:

@@ -1,7 +1,7 @@
-"""Repetitions of a test: how each is named, and what they come to together, in words.
+"""Repetitions of a test: their names, their commands, and their failure rates as text.
 
-A rate has Wilson's score interval (Wilson 1927, J. Am. Stat. Assoc. 22): it needs no inverse of the beta distribution,
-and unlike the normal approximation it holds near 0, where rates of flaky tests are.
+Rates have Wilson's score interval (Wilson 1927, J. Am. Stat. Assoc. 22). It needs no inverse of the beta distribution
+and, unlike the normal approximation, is accurate near 0, where the rates of flaky tests are.
 """
 
 import math
@@ -20,68 +20,70 @@ _NAME: Final = re.compile(
 )
 
 _Z: Final = 1.959964
-"""The normal distribution has 95 % within as many standard deviations."""
+"""95 % of the normal distribution is within so many standard deviations."""
 
 _CHANCE: Final = 0.01
-"""The probability of a difference by chance up to which two rates are said to differ."""
+"""Two rates differ if the probability of such a difference by chance is at most this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepetitionTally:
-    """How the repetitions of a test have fared."""
+    """The results of the repetitions of a test."""
 
-    runs: int = 0  # those that have an outcome
-    bad: int = 0  # those of them that went wrong
-    kept: int = 0  # those of them that are reported one by one
-    first_bad: int = 0  # the number of the first of them; 0 for none
-    first_bad_after: float = 0.0  # seconds to its end, from the first repetition of any test on
-    median: float = 0.0  # seconds of a repetition, to 5 %
-    slowest: float = 0.0  # seconds of the slowest
-    slowest_at: int = 0  # its number
-    left: int = 0  # processes that outlived the ranks that had started them, and were killed
-    shrunk: str = ""  # which delays the most frequent of them need, in words; empty if that was not searched
-    command: str = ""  # the command of allranks that repeats it
-    how: str = ""  # the option of this command that drew their delays: ``--skew heavy``
+    runs: int = 0  # repetitions that have an outcome
+    bad: int = 0  # failed repetitions
+    kept: int = 0  # failed repetitions that are reported one by one
+    first_bad: int = 0  # the number of the first failed repetition; 0 for none
+    first_bad_after: float = 0.0  # seconds from the start of the first repetition of any test to the end of this one
+    median: float = 0.0  # seconds of a repetition, accurate to 5 %
+    slowest: float = 0.0  # seconds of the slowest repetition
+    slowest_at: int = 0  # the number of the slowest repetition
+    left: int = 0  # processes that were still running after the ranks that started them, and were killed
+    shrunk: str = ""  # a sentence on the delays that the most frequent failure needs; empty if not searched
+    command: str = ""  # the command of allranks that repeats the test
+    how: str = ""  # the option of this command that drew the delays: ``--skew heavy``
     beside_runs: int = 0  # repetitions under torch's own runner
-    beside_bad: int = 0  # those of them that went wrong
-    beside: str = ""  # the command of one of them, or why there is none; empty if it was not asked for
+    beside_bad: int = 0  # failed repetitions among them
+    beside: str = ""  # the command of one of them, or why there are none; empty if not requested
 
 
 def name_of_repetition(nodeid: str, number: int, seed: int, skew: str = OFF) -> str:
-    """The name under which a repetition is reported that went wrong."""
+    """The name under which a failed repetition is reported."""
     return f"{nodeid} (repetition {number}, seed {seed}{'' if skew == OFF else f', skew {skew}'})"
 
 
 def repeated_test(name: str) -> str:
-    """The test that a repetition is of; the name itself if it is none of a repetition."""
+    """The test of a repetition; any other name is returned unchanged."""
     found = _NAME.fullmatch(name)
     return found["test"] if found else name
 
 
 def options_of(skew: str) -> list[str]:
-    """The option that delays the ranks of repetitions, word by word; empty for no delays."""
+    """The command-line option for the delays of repetitions; empty for no delays."""
     return [] if skew == OFF else ["--skew", skew]
 
 
-def command_to_repeat(name: str, selection: Sequence[str], told: RepetitionTally | None = None) -> list[str]:
-    """The command that repeats a result, word by word.
+def command_to_repeat(name: str, selection: Sequence[str], tally: RepetitionTally | None = None) -> list[str]:
+    """The command that reruns a test or a failed repetition, which is replayed with its seed.
 
-    A repetition that went wrong is repeated alone: what it drew from its seed, each of these draws again. It depends on
-    how the repetitions have fared; None if none was repeated.
+    Args:
+        name: The node id of a test, or the name of a repetition.
+        selection: The options that select the job.
+        tally: The results of the repetitions; None if the test was not repeated.
     """
     found = _NAME.fullmatch(name)
     nodeid = found["test"] if found else name
     test = ["--", f"./{nodeid}" if nodeid.startswith("-") else nodeid] if nodeid else []
-    if told is None or not told.command:
+    if tally is None or not tally.command:
         return ["allranks", "run", *selection, *test]
     if found is not None:
-        how = options_of(found["skew"] or OFF)
-        return ["allranks", told.command, *selection, *how, "--replay", found["seed"], *test]
-    return ["allranks", told.command, *selection, *told.how.split(), "--count", str(max(1, told.runs)), *test]
+        skew = options_of(found["skew"] or OFF)
+        return ["allranks", tally.command, *selection, *skew, "--replay", found["seed"], *test]
+    return ["allranks", tally.command, *selection, *tally.how.split(), "--count", str(max(1, tally.runs)), *test]
 
 
 def interval(bad: int, runs: int) -> tuple[float, float]:
-    """The 95 % interval of a failure rate, by Wilson."""
+    """Wilson's 95 % interval of a failure rate."""
     if not runs:
         return 0.0, 1.0
     bad = min(bad, runs)  # a file may have any numbers
@@ -91,60 +93,59 @@ def interval(bad: int, runs: int) -> tuple[float, float]:
     return (0.0 if not bad else max(0.0, middle - half)), (1.0 if bad == runs else min(1.0, middle + half))
 
 
-def rate_in_words(bad: int, runs: int) -> str:
-    """``3 of 1,000 repetitions went wrong: 0.3 % (95 % interval 0.1 to 0.88 %)``."""
+def full_rate(bad: int, runs: int) -> str:
+    """``3 of 1,000 repetitions failed: 0.3 % (95 % interval 0.1 to 0.88 %)``."""
     low, high = interval(bad, runs)
     plural = "s" * (runs != 1)
     return (
-        f"{bad:,} of {runs:,} repetition{plural} went wrong: {percentage(bad / runs if runs else 0.0)} % "
+        f"{bad:,} of {runs:,} repetition{plural} failed: {percentage(bad / runs if runs else 0.0)} % "
         f"(95 % interval {percentage(low)} to {percentage(high)} %)"
     )
 
 
-def rate_in_short(bad: int, runs: int) -> str:
+def short_rate(bad: int, runs: int) -> str:
     """``3 of 1,000: 0.3 % (0.1 to 0.88 %)``."""
     low, high = interval(bad, runs)
     return f"{bad:,} of {runs:,}: {percentage(bad / max(1, runs))} % ({percentage(low)} to {percentage(high)} %)"
 
 
-def summary_of(nodeid: str, told: RepetitionTally) -> str:
-    """All that is known of a test's repetitions, in a sentence without its full stop."""
-    said = [rate_in_words(told.bad, told.runs)]
-    if told.bad:
-        said.append(f"the first was repetition {told.first_bad}, after {_seconds(told.first_bad_after)}")
-        if told.shrunk:
-            said.append(told.shrunk)
-        if told.bad > told.kept:
-            said.append(f"{told.kept:,} of them are in the report, the others are like these")
-    said.append(f"median {_seconds(told.median)}, slowest {_seconds(told.slowest)} (repetition {told.slowest_at})")
-    if told.beside:
-        said.append(beside_in_words(told))
-    if told.left:
-        said.append(f"{told.left:,} process{'es' * (told.left != 1)} left behind and killed")
-    return f"{nodeid}: {'; '.join(said)}"
+def summary_of(nodeid: str, tally: RepetitionTally) -> str:
+    """A sentence, without its full stop, on the repetitions of a test."""
+    parts = [full_rate(tally.bad, tally.runs)]
+    if tally.bad:
+        parts.append(f"the first failure was repetition {tally.first_bad}, after {_seconds(tally.first_bad_after)}")
+        if tally.shrunk:
+            parts.append(tally.shrunk)
+        if tally.bad > tally.kept:
+            parts.append(f"the report has {tally.kept:,} of the failures, and the others are similar")
+    parts.append(f"median {_seconds(tally.median)}, slowest {_seconds(tally.slowest)} (repetition {tally.slowest_at})")
+    if tally.beside:
+        parts.append(reference_comparison(tally))
+    if tally.left:
+        parts.append(f"{tally.left:,} process{'es' * (tally.left != 1)} left behind and killed")
+    return f"{nodeid}: {'; '.join(parts)}"
 
 
-def beside_in_words(told: RepetitionTally) -> str:
-    """How a test fares under torch's own runner, and whether that differs."""
-    if not told.beside_runs:
-        return f"not repeated under torch's runner: {told.beside}"
-    return f"under torch's runner {rate_in_words(told.beside_bad, told.beside_runs)}: {difference_in_words(told)}"
+def reference_comparison(tally: RepetitionTally) -> str:
+    """The failure rate under torch's own runner, and whether it differs."""
+    if not tally.beside_runs:
+        return f"not repeated under torch's runner: {tally.beside}"
+    return f"under torch's runner {full_rate(tally.beside_bad, tally.beside_runs)}: {difference(tally)}"
 
 
-def difference_in_words(told: RepetitionTally) -> str:
-    """Whether a test fails more often under allranks or under torch's own runner, beyond chance."""
-    chance = math.exp(log_chance(told.bad, told.runs, told.beside_bad, told.beside_runs))
+def difference(tally: RepetitionTally) -> str:
+    """Whether a test fails significantly more often under allranks or under torch's own runner."""
+    chance = math.exp(log_chance(tally.bad, tally.runs, tally.beside_bad, tally.beside_runs))
     if chance > _CHANCE:
-        return "no difference shown"
-    is_ours = told.bad * told.beside_runs > told.beside_bad * told.runs
+        return "no significant difference"
+    is_ours = tally.bad * tally.beside_runs > tally.beside_bad * tally.runs
     return f"it fails more often under {'allranks' if is_ours else 'torch'}, confidence {percent(1 - chance)}"
 
 
 def percentage(rate: float) -> str:
-    """A rate in percent, without the sign, to two digits and more."""
+    """A rate in percent, without the sign, with at least two significant digits."""
     return f"{100 * rate:.2g}" if rate < 0.1 else f"{100 * rate:.1f}".removesuffix(".0")
 
 
 def _seconds(value: float) -> str:
-    """A time in the unit that a reader would use."""
     return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"

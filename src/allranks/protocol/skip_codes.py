@@ -1,10 +1,10 @@
-"""torch's exit codes for a skipped test, with the installed torch's own table of them.
+"""torch's exit codes for skipped tests, and the installed torch's own table of them.
 
-In torch's own test cases, a rank that cannot run a test exits with one of these codes, and its launcher reads the
+In torch's own test cases, a rank that cannot run a test exits with one of these codes, and its launcher derives the
 reason from the code. The numbers are those of ``TEST_SKIPS`` in ``torch/testing/_internal/common_distributed.py``,
 which takes a second to import and is absent without torch; this module needs only the standard library. The installed
-torch's table takes precedence (:func:`installed_skips`): codes and messages differ between versions, and a newer torch
-has codes that are missing here. That module is parsed and never executed, because its import changes global state.
+torch's table takes precedence (:func:`installed_skips`), because codes and messages differ between versions, and newer
+versions may have additional codes. That module is parsed and never imported, because its import changes global state.
 """
 
 import ast
@@ -53,7 +53,7 @@ _GPUS_NEEDED = MappingProxyType(
         **{code: n for n, code in enumerate(_MULTI_GPU, start=1)},
     }
 )
-"""The hardware skips, each with the smallest number of GPUs (or other accelerators) that it stands for."""
+"""The codes of hardware skips, with the smallest number of GPUs (or other accelerators) that the test needs."""
 
 _REASONS = MappingProxyType(
     {
@@ -63,7 +63,7 @@ _REASONS = MappingProxyType(
         SkipCode.NO_NCCL: "this torch is built without NCCL",
         SkipCode.ROCM: "this test does not apply to ROCm",
         SkipCode.NO_PEER_ACCESS: "the GPUs cannot reach each other's memory",
-        SkipCode.GENERIC: "the rank skipped for a reason of its own",
+        SkipCode.GENERIC: "the rank skipped without a specific reason",
         SkipCode.ODD_WORLD_SIZE: "this test needs an even number of ranks",
         SkipCode.MISSING_IMPORT: "a package that this test imports is not installed",
         SkipCode.NO_ACCELERATOR: "no accelerator is visible",
@@ -91,7 +91,7 @@ _TEXTS = tuple(
         (r"accelerator is not available", SkipCode.NO_ACCELERATOR),
     )
 )
-"""What torch's own runner writes for its codes, in the spellings of its versions."""
+"""The texts of torch's own runner for its codes, in the spellings of all versions."""
 
 
 _GPUS_TEXT = re.compile(r"need at least ([1-9][0-9]{0,5}) cuda devices?", re.IGNORECASE)
@@ -99,39 +99,26 @@ _GPUS_TEXT = re.compile(r"need at least ([1-9][0-9]{0,5}) cuda devices?", re.IGN
 
 @functools.lru_cache
 def skip_of_text(text: str) -> tuple[SkipCode, int | None] | None:
-    """The code and :func:`gpus_needed` behind a skip's reason in a report of torch's own runner.
-
-    Returns:
-        None if torch's table has no such reason.
-    """
-    said = text.strip().rstrip(".")
-    if gpus := _GPUS_TEXT.fullmatch(said):
+    """The code and :func:`gpus_needed` for a skip reason of torch's own runner; None if it is not in torch's table."""
+    text = text.strip().rstrip(".")
+    if gpus := _GPUS_TEXT.fullmatch(text):
         return multi_gpu(int(gpus[1])), int(gpus[1])
-    code = next((code for matches, code in _TEXTS if matches(said)), None)
+    code = next((code for matches, code in _TEXTS if matches(text)), None)
     return None if code is None else (code, gpus_needed(code))
 
 
 def reason(code: SkipCode, gpus: int | None = None) -> str:
-    """One clause with the reason for a skip with this code.
-
-    Args:
-        code: The code.
-        gpus: The number of GPUs that the test asked for, if the code does not state it.
-    """
+    """The reason of a skip as one clause; ``gpus`` is the number of GPUs that the test needs, if the code lacks it."""
     return f"fewer than {gpus} GPUs are visible" if gpus and code in _MULTI_GPU[1:] else _REASONS[code]
 
 
 def kind(code: SkipCode) -> SkipKind:
-    """:attr:`SkipKind.HARDWARE` for a lack of GPUs, :attr:`SkipKind.ENVIRONMENT` for everything else."""
+    """:attr:`SkipKind.HARDWARE` for missing GPUs, or else :attr:`SkipKind.ENVIRONMENT`."""
     return SkipKind.HARDWARE if code in _GPUS_NEEDED else SkipKind.ENVIRONMENT
 
 
 def gpus_needed(status: int) -> int | None:
-    """The number of GPUs (or other accelerators) that a skip with this exit status asks for.
-
-    Returns:
-        At least 1; None if the status is not a hardware skip.
-    """
+    """The number of GPUs (or other accelerators) that the skipped test needs; None if this is no hardware skip."""
     if status in set(SkipCode):
         return _GPUS_NEEDED.get(SkipCode(status))
     skip = installed_skips().get(status) if status > 0 else None
@@ -141,8 +128,8 @@ def gpus_needed(status: int) -> int | None:
 def reason_of_exit(status: int) -> str | None:
     """Why a rank that ended with this exit status skipped; None if the status does not mean a skip.
 
-    The text is the installed torch's if its table has the code, else ours. That table is read at the first exit
-    status above 0: 30 ms, once per process.
+    The text comes from the installed torch's table if it has the code. Reading that table takes 30 ms, at the first
+    exit status above 0.
 
     Args:
         status: As :func:`os.waitstatus_to_exitcode` returns it (negative: a signal), or the argument of ``sys.exit``.
@@ -155,12 +142,12 @@ def reason_of_exit(status: int) -> str | None:
 
 
 def is_success(code: object) -> bool:
-    """Whether ``sys.exit(code)`` ends a process with status 0: not with 0.0, nor with what only claims to equal 0."""
+    """Whether ``sys.exit(code)`` ends a process with status 0, as None and integers equal to 0 do, but not 0.0."""
     return code is None or (isinstance(code, int) and int(code) == 0)
 
 
 def kind_of_exit(status: int) -> SkipKind:
-    """The kind of a skip with this exit status: :func:`kind`, extended to codes that only the installed torch has.
+    """The kind of a skip with this exit status, which may also be a code that only the installed torch has.
 
     Raises:
         ValueError: The status does not mean a skip.
@@ -170,20 +157,17 @@ def kind_of_exit(status: int) -> SkipKind:
     if status <= 0 or (skip := installed_skips().get(status)) is None:
         msg = f"exit status {status} is not a skip: call reason_of_exit first"
         raise ValueError(msg)
-    return SkipKind.HARDWARE if skip.is_for_want_of_devices else SkipKind.ENVIRONMENT
+    return SkipKind.HARDWARE if skip.lacks_devices else SkipKind.ENVIRONMENT
 
 
 def sandcastle_reason(stderr: str) -> str | None:
-    """Why a test that passed was really skipped, from the line that torch's sandcastle decorators print.
+    """Why a test that passed was actually skipped, from the line that torch's sandcastle decorators print.
 
-    With sandcastle on, ``skip_but_pass_in_sandcastle`` and its variants (``torch/testing/_internal/common_utils.py``)
-    let the test pass and report it in one line on standard error.
-
-    Args:
-        stderr: The standard error of one test.
+    On sandcastle, ``skip_but_pass_in_sandcastle`` and its variants (``torch/testing/_internal/common_utils.py``) let a
+    test pass and print the reason on standard error.
 
     Returns:
-        The reason in the first such line; None if no whole line has that form.
+        The first such reason; None if no line has this form.
     """
     found = _SANDCASTLE_LINE.search(stderr)
     return None if found is None else found[1].strip() or reason(SkipCode.GENERIC)
@@ -192,7 +176,7 @@ def sandcastle_reason(stderr: str) -> str | None:
 def multi_gpu(n: int) -> SkipCode:
     """The code for "at least ``n`` GPUs are needed".
 
-    torch's table ends at 8 GPUs, so larger needs share the code for 8: give ``skip`` the number, too.
+    torch's table ends at 8 GPUs, so larger numbers have the code for 8, and the number must be passed to ``skip``, too.
 
     Raises:
         ValueError: ``n`` is less than 1.
@@ -204,30 +188,26 @@ def multi_gpu(n: int) -> SkipCode:
 
 
 _DEVICE_NAMES = MappingProxyType({"no_cuda": 1, "no_peer_access": 2, "no_accelerator": 1})
-"""torch's keys for a lack of devices, apart from ``multi-gpu-N``, and the number of devices that each asks for."""
+"""torch's keys for missing devices, apart from ``multi-gpu-N``, and the number of devices that the test needs."""
 
 
 @dataclass(frozen=True)
 class TorchSkip:
-    """One entry of torch's table.
+    """One entry of torch's table."""
 
-    Args:
-        name: torch's key, such as ``multi-gpu-2``.
-    """
-
-    name: str
+    name: str  # torch's key, such as ``multi-gpu-2``
     code: int
     message: str
 
     @property
-    def is_for_want_of_devices(self) -> bool:
-        """True if GPUs or other accelerators are lacking."""
+    def lacks_devices(self) -> bool:
+        """True if GPUs or other accelerators are missing."""
         return self.name in _DEVICE_NAMES or self.name.startswith("multi-")
 
     @property
     def gpus_needed(self) -> int | None:
-        """The number of devices that it asks for; None if it asks for none."""
-        if not self.is_for_want_of_devices:
+        """The number of devices that the test needs; None if this is no hardware skip."""
+        if not self.lacks_devices:
             return None
         number = re.search(r"-([1-9][0-9]{0,5})$", self.name)
         return int(number[1]) if number else _DEVICE_NAMES.get(self.name, 1)
@@ -252,7 +232,7 @@ def _table_file() -> Path:
 
 
 def parse_skips(source: str) -> Iterator[TorchSkip]:
-    """The entries of ``TEST_SKIPS`` in the source of torch's module; those that are not plain literals are left out."""
+    """The entries of ``TEST_SKIPS`` in the source of torch's module that are plain literals."""
     try:
         statements = ast.parse(source).body
     except (SyntaxError, ValueError):

@@ -1,8 +1,8 @@
-"""Tracebacks and stacks as text: frames of pytest, pluggy and allranks folded, and short excerpts.
+"""Folds the frames of pytest, pluggy and allranks in the text of tracebacks and stacks, and makes short excerpts.
 
-Read are the styles of pytest (``path:line: in name`` with the source below it, ``path:line: Error`` with the source
-above it), Python's own tracebacks with their exception groups, and dumps of stacks (faulthandler, py-spy). Tests can
-write any text: nothing here raises, and the time is linear in the text's length.
+It parses the styles of pytest (``path:line: in name`` with the source below it, ``path:line: Error`` with the source
+above it), Python's own tracebacks with exception groups, and stack dumps (faulthandler, py-spy). Since tests can write
+any text, nothing here raises, and the time is linear in the length of the text.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Final
 
 from allranks.protocol.xml_text import clipped, printable
 
-_OF_TOOLS: Final = re.compile(
+_TOOLS: Final = re.compile(
     r"/_pytest/|-packages/(?:pluggy|pytest)/|\A<frozen "
     r"|/allranks/(?:agent|protocol|testing|plugins/\w+/agent)/"
 )
@@ -34,14 +34,14 @@ _BOUNDARY: Final = re.compile(
     r"(?P<thread>(?:Current thread|Thread) 0x)"
 )
 OUTSIDE: Final = "Seen from outside by py-spy"
-"""What follows this line is py-spy's view of the same threads."""
+"""The stacks after this line are py-spy's view of the same threads."""
 
 _FUNCTION: Final = re.compile(r"\s*(?:async )?def (\w+)")
 
 
-def is_of_tools(file: str) -> bool:
-    """Whether a source file is pytest's, pluggy's or ours: the one filter of all reports."""
-    return _OF_TOOLS.search(file) is not None
+def is_tool(file: str) -> bool:
+    """Whether a source file belongs to pytest, pluggy or allranks; all reports use this filter."""
+    return _TOOLS.search(file) is not None
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class TextFrame:
     file: str
     line: int
     name: str  # the function; empty if the text does not name it
-    lines: Sequence[str]  # its lines in the text
-    is_of_dump: bool = False  # the frames below this one called it; in a traceback, the frames above it did
+    lines: Sequence[str]  # the lines of the text
+    is_of_dump: bool = False  # callers are below this frame, and not above it as in a traceback
 
     @property
     def source(self) -> str:
-        """The line of code that ran; empty if the text does not have it."""
+        """The line of code; empty if the text does not have it."""
         marked = [line for line in self.lines if line.startswith(">")]
         below = self.lines[1] if self.lines[1:] and not marked else ""
         return (marked[-1][1:] if marked else below).strip(" |")
@@ -69,7 +69,7 @@ class TextFrame:
 
     @property
     def values(self) -> list[str]:
-        """The arguments of its function, as pytest shows them above the source."""
+        """The arguments of the function, which pytest shows above the source."""
         first = list(takewhile(bool, dropwhile(lambda line: not line, self.lines)))
         is_values = len(first) < len(self.lines) and " = " in first[0] and first[0][0] not in " >E@"
         return first if is_values and not _FUNCTION.match(first[0]) else []
@@ -77,21 +77,21 @@ class TextFrame:
 
 _TRACEBACK: Final = re.compile(r"(?:Original )?Traceback \(most recent call last\):")
 _CONTENT: Final = re.compile(r"[^\s=*#~+|:-]")
-"""Any character that is not one of those which rules are drawn with."""
+"""Any character that is not used to draw horizontal rules."""
 
 _ONLY_TYPE: Final = re.compile(r"(?P<type>[\w.]+:)[\s=*#~+|-]*")
 _MOST_PARTS: Final = 3
 
 
 def headline(text: str) -> str:
-    """The line of an exception's text that says what happened, for a reader who sees no other.
+    """The most informative line of an exception's text, which has the form ``Type: message``.
 
-    That is its first line, unless it has only the type or ends with a colon: then the next lines with content follow.
-    If the message itself has a traceback, as that of a process which ``torch.multiprocessing`` started, the exception
-    at its end completes the line. The text is as ``traceback.format_exception_only`` has it, ``Type: message``.
+    This is the first line. If it has only the type or ends with a colon, the next lines with content are appended. If
+    the message itself has a traceback, like that of a process that ``torch.multiprocessing`` started, the exception at
+    its end is appended.
     """
     lines = [line for line in text.splitlines() if _CONTENT.search(line)]
-    if lines and lines[0].lstrip().startswith('File "'):  # the place of a SyntaxError, above its type
+    if lines and lines[0].lstrip().startswith('File "'):  # the location of a SyntaxError, above its type
         lines = [line for line in lines if not line.startswith(" ")]
     if not lines:
         return next((line.strip() for line in text.splitlines() if line.strip()), "")
@@ -109,7 +109,7 @@ def headline(text: str) -> str:
 
 
 def _last_error(lines: Iterable[str]) -> Sequence[str]:
-    """The first line of the exception at the end of some lines, which begin within a traceback."""
+    """The first line of the last exception in lines that begin within a traceback."""
     found: list[str] = []
     for line in lines:
         if _TRACEBACK.fullmatch(line.strip()):
@@ -120,7 +120,7 @@ def _last_error(lines: Iterable[str]) -> Sequence[str]:
 
 
 def folded(text: str) -> str:
-    """``text`` with a note in place of the frames of tools; of a stack that has no others, the innermost stays."""
+    """Replace the frames of tools by a note, except for the innermost frame of a stack that has no other frames."""
     lines: list[str] = []
     for _, group in groupby(_parsed(text), lambda piece: isinstance(piece, str)):
         pieces = list(group)
@@ -144,32 +144,32 @@ def _count(number: int, what: str) -> str:
 
 
 def _without_tools(stack: Sequence[TextFrame]) -> Sequence[TextFrame]:
-    kept = [frame for frame in stack if not is_of_tools(frame.file)]
+    kept = [frame for frame in stack if not is_tool(frame.file)]
     return kept or (stack[:1] if stack and stack[0].is_of_dump else stack[-1:])
 
 
 def _parsed(text: str) -> list[TextFrame | str]:
-    """The frames of a text, and each line that belongs to none."""
+    """The frames of a text, and the other lines."""
     lines, pieces = text.split("\n"), list[TextFrame | str]()
-    at = begun = 0
-    while at < len(lines):
-        line, end = lines[at], at + 1
+    start = begun = 0
+    while start < len(lines):
+        line, end = lines[start], start + 1
         if found := _FRAME.fullmatch(line):
             while end < len(lines) and lines[end].startswith(f"{found['margin']}  "):
                 end += 1
-            pieces.append(_frame(found, lines[at:end], is_of_dump=found["dump"] == ""))
+            pieces.append(_frame(found, lines[start:end], is_of_dump=found["dump"] == ""))
             begun = len(pieces)
-        elif (found := _ENTRY.fullmatch(line)) and (found["name"] or not (at and lines[at - 1])):
+        elif (found := _ENTRY.fullmatch(line)) and (found["name"] or not (start and lines[start - 1])):
             while found["name"] and end < len(lines) and lines[end].startswith("    "):
                 end += 1
             above = [] if found["name"] else [str(piece) for piece in pieces[begun:]]
             del pieces[len(pieces) - len(above) :]
-            pieces.append(_frame(found, [*above, *lines[at:end]]))
+            pieces.append(_frame(found, [*above, *lines[start:end]]))
             begun = len(pieces)
         else:
             pieces.append(line)
             begun = len(pieces) if _BOUNDARY.match(line) else begun
-        at = end
+        start = end
     return pieces
 
 
@@ -180,21 +180,21 @@ def _frame(found: re.Match[str], lines: Sequence[str], *, is_of_dump: bool = Fal
 
 _SHOWN: Final = 4
 _FEW: Final = 2
-"""Frames, and lines of the error, of each exception but the last."""
+"""Frames, and error lines, of each exception except the last one."""
 
 _ERROR_LINES: Final = 8
 _VALUES: Final = 3
 _WIDTH: Final = 200
 _MOST_LINES: Final = 30
 _LONGEST: Final = 500
-"""Characters of a file's name that are searched for: a name can be as long as a test likes."""
+"""The most characters of a file name that is searched for: a test can state a name of any length."""
 
 
 @dataclass
 class _Traceback:
     """One exception, or one thread."""
 
-    head: str = ""  # how it is related to the exception before it
+    head: str = ""  # its relation to the previous exception
     is_thread: bool = False
     is_current: bool = False
     frames: list[TextFrame] = field(default_factory=list)
@@ -204,20 +204,24 @@ class _Traceback:
 def excerpt(text: str, file: str = "", message: str = "") -> tuple[str, ...]:
     """The last frames of the user's own code and the error with its values, in a few printable lines.
 
-    Paths are shown as relative to the folder that `file` is relative to; what the message shows is not repeated.
+    Args:
+        text: A traceback or stack dump.
+        file: The test's own file, as a relative path; the paths in the excerpt are relative to the same folder.
+        message: The message that the excerpt follows, which is not repeated.
     """
-    found = _leading(text.partition(OUTSIDE)[0]) or _leading(text)
-    root = next((root for each in found for frame in each.frames if (root := _root(frame.file, file)) is not None), "")
+    found = _relevant(text.partition(OUTSIDE)[0]) or _relevant(text)
+    roots = (_root(frame.file, file) for traceback in found for frame in traceback.frames)
+    root = next((root for root in roots if root is not None), "")
     lines = map(printable, _shown(found, root, message) if found else _without_frames(text, message))
     shown = islice((line for line in lines if line.strip()), _MOST_LINES)
     return tuple(clipped(line, _WIDTH) for line in shown)
 
 
-def _leading(text: str) -> list["_Traceback"]:
-    """The exceptions in a text, or of several threads the one that was asked."""
-    found = [each for each in _tracebacks(_parsed(text)) if each.frames]
-    threads = [each for each in found if each.is_thread]
-    return [next((each for each in reversed(threads) if each.is_current), threads[0])] if threads else found
+def _relevant(text: str) -> list["_Traceback"]:
+    """The exceptions in a text; in a dump of several threads, the current thread."""
+    found = [traceback for traceback in _tracebacks(_parsed(text)) if traceback.frames]
+    threads = [traceback for traceback in found if traceback.is_thread]
+    return [next((thread for thread in reversed(threads) if thread.is_current), threads[0])] if threads else found
 
 
 def _without_frames(text: str, message: str) -> list[str]:
@@ -227,24 +231,24 @@ def _without_frames(text: str, message: str) -> list[str]:
 
 
 def _errors(lines: Sequence[str], message: str, most: int) -> list[str]:
-    """The first lines of an error, without one that the message has."""
-    told = [line for line in textwrap.dedent("\n".join(lines)).split("\n") if line.strip()]
-    told = told[1:] if told and told[0].strip() in message else told
-    more = [f"[... {_count(len(told) - most, 'more line')} ...]"] if len(told) > most else []
-    return told[:most] + more
+    """The first lines of an error, without a first line that is in the message."""
+    error = [line for line in textwrap.dedent("\n".join(lines)).split("\n") if line.strip()]
+    error = error[1:] if error and error[0].strip() in message else error
+    more = [f"[... {_count(len(error) - most, 'more line')} ...]"] if len(error) > most else []
+    return error[:most] + more
 
 
 def line_in(text: str, file: str) -> int | None:
-    """The line of a test's own file that a traceback or stack leads through last; None if it does not."""
+    """The line of the innermost frame of a traceback or stack in a test's own file; None if there is none."""
     if not file or len(file) > _LONGEST or file not in text:
         return None
     name = rf"(?:[^\"\n]*/)?{re.escape(file)}"
     frame = rf'[ |]*(?:File "{name}"|file {name}), line (?P<line>\d{{1,9}})(?:(?P<comma>,?) in |$)'
     pattern = re.compile(rf"^(?:{frame}|{name}:(?P<of_entry>\d{{1,9}}): (?:in |[\w.]*$))", re.MULTILINE)
-    places = list(pattern.finditer(text))
-    if not places:
+    frames = list(pattern.finditer(text))
+    if not frames:
         return None
-    found = places[0 if places[0]["comma"] == "" else -1]  # a dump begins with the innermost frame
+    found = frames[0 if frames[0]["comma"] == "" else -1]  # a dump begins with the innermost frame
     return int(found["line"] or found["of_entry"])
 
 
@@ -254,31 +258,38 @@ def _root(path: str, file: str) -> str | None:
 
 
 def _tracebacks(pieces: Iterable[TextFrame | str]) -> Iterator[_Traceback]:
-    now, is_open = _Traceback(), True
+    current, is_open = _Traceback(), True
     for piece in pieces:
         if isinstance(piece, TextFrame):
-            now.frames.append(piece)
-            now.errors += [line[1:] for line in piece.lines if _is_error(line)]
+            current.frames.append(piece)
+            current.errors += [line[1:] for line in piece.lines if _is_error(line)]
             is_open = True
             continue
         line = _MARKS.sub("", piece, count=1)
         if (boundary := _BOUNDARY.match(line)) and not line.startswith("_"):
-            if now.frames:
-                yield now
-                now = _Traceback()
-            now.is_thread, now.is_current = boundary["thread"] is not None, line.startswith("Current")
-            now.head = now.head if line.startswith(("Exception", "Traceback")) or now.is_thread else line
+            if current.frames:
+                yield current
+                current = _Traceback()
+            current.is_thread, current.is_current = boundary["thread"] is not None, line.startswith("Current")
+            is_plain = line.startswith(("Exception", "Traceback")) or current.is_thread
+            current.head = current.head if is_plain else line
         elif _is_error(piece):
-            now.errors.append(piece[1:])
+            current.errors.append(piece[1:])
         elif number := _NUMBER.fullmatch(piece):
-            if now.frames:
-                yield now
-            now = _Traceback(head=f"Exception {number[1]} of the group:")
-        elif now.frames and is_open and line and _FRAME.match(now.frames[-1].lines[0]) and not now.is_thread:
-            now.errors.append(line)
+            if current.frames:
+                yield current
+            current = _Traceback(head=f"Exception {number[1]} of the group:")
+        elif (
+            current.frames and is_open and line and _FRAME.match(current.frames[-1].lines[0]) and not current.is_thread
+        ):
+            current.errors.append(line)
         else:
             is_open = is_open and bool(line)
-    yield now
+    yield current
+
+
+def _is_python_traceback(traceback: _Traceback) -> bool:
+    return bool(traceback.frames and _FRAME.match(traceback.frames[-1].lines[0])) and not traceback.is_thread
 
 
 def _is_error(line: str) -> bool:
@@ -286,26 +297,26 @@ def _is_error(line: str) -> bool:
 
 
 def _shown(found: Sequence[_Traceback], root: str, message: str) -> Iterator[str]:
-    for place, each in enumerate(found):
-        is_last = place == len(found) - 1
-        if place >= _FEW and not is_last:
-            if place == _FEW:
+    for index, traceback in enumerate(found):
+        is_last = index == len(found) - 1
+        if index >= _FEW and not is_last:
+            if index == _FEW:
                 yield f"[... {_count(len(found) - _FEW - 1, 'more exception')} ...]"
             continue
-        if each.head:
-            yield each.head
-        yield from _frames(_without_tools(each.frames), _SHOWN if is_last else _FEW, root)
+        if traceback.head:
+            yield traceback.head
+        yield from _frames(_without_tools(traceback.frames), _SHOWN if is_last else _FEW, root)
         if is_last:
-            yield from each.frames[-1].values[:_VALUES]
-        yield from _errors(each.errors, message, _ERROR_LINES if is_last else _FEW)
+            yield from traceback.frames[-1].values[:_VALUES]
+        yield from _errors(traceback.errors, message, _ERROR_LINES if is_last else _FEW)
 
 
 def _frames(frames: Sequence[TextFrame], most: int, root: str) -> Iterator[str]:
-    """The first frame and the last ones, innermost last."""
+    """The outermost frame and the innermost ones, innermost last."""
     ordered = frames[::-1] if frames[0].is_of_dump else frames
     shown = ordered if len(ordered) <= most + 1 else [ordered[0], *ordered[1 - most :]]
-    for place, frame in enumerate(shown):
-        if place == 1 and len(shown) < len(ordered):
+    for index, frame in enumerate(shown):
+        if index == 1 and len(shown) < len(ordered):
             yield f"[... {len(ordered) - len(shown)} more frames ...]"
         path = frame.file.removeprefix(root).rpartition("-packages/")[2]
         yield f"{path}:{frame.line}" + (f" in {frame.name}" if frame.name else "")

@@ -1,8 +1,8 @@
-"""Frozen dataclasses to JSON and back, with every field checked: the one codec of what crosses a process boundary.
+"""Converts frozen dataclasses to JSON and back, and checks every field: the codec for data between processes.
 
-An object has the fields that differ from their defaults. A value that may be of several dataclasses, as a line or a
-field that is a union of them, is an array of the class's name and its object. Fields can also be strings, numbers,
-enumerations, literals, paths, named tuples, tuples of any length, and mappings from strings or whole numbers.
+An object has the fields that differ from their defaults. A value that may be one of several dataclasses, such as a line
+or a field whose type is a union, is an array of the class's name and its object. Fields can also be strings, numbers,
+enumerations, literals, paths, named tuples, tuples of any length, and mappings from strings or integers.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from typing import Any, Final, Literal, NamedTuple, NewType, TypeVar, Union, get
 T = TypeVar("T")
 
 Bits = NewType("Bits", int)
-"""A whole number of any size, each bit of which means something; hexadecimal in JSON."""
+"""A bit field of any size; hexadecimal in JSON."""
 
 
 class RecordError(ValueError):
-    """A line is not a record of this version; the message gives the reason, as in "is not JSON"."""
+    """A line is not a record of this version; the message has the reason, such as "is not JSON"."""
 
 
 def by_name(kinds: Iterable[type[T]]) -> Mapping[str, type[T]]:
@@ -31,12 +31,12 @@ def by_name(kinds: Iterable[type[T]]) -> Mapping[str, type[T]]:
 
 
 def encode_line(message: object) -> bytes:
-    """The line of a dataclass: an array of its class's name and its fields; without a line feed."""
+    """Encode a dataclass as a line: an array of its class's name and its fields, without a line feed."""
     return dumps(_named(message), separators=(",", ":")).encode()
 
 
 def decode_line(line: bytes, kinds: Mapping[str, type[T]]) -> T:
-    """The dataclass on a line, of one of these classes; anything else is a :class:`RecordError`."""
+    """Decode a line as one of these classes; RecordError if it is anything else."""
     try:
         value = loads(line)
     except (ValueError, RecursionError) as error:
@@ -46,25 +46,25 @@ def decode_line(line: bytes, kinds: Mapping[str, type[T]]) -> T:
 
 
 def check_length(line: bytes, limit: int) -> None:
-    """Raise a :class:`RecordError` if a line is too long."""
+    """Raise a RecordError if a line is too long."""
     if len(line) > limit:
         msg = f"has {len(line)} bytes, over the limit of {limit}"
         raise RecordError(msg)
 
 
 def to_object(value: object) -> dict[str, Any]:
-    """The JSON object of a dataclass, without the fields that have their defaults."""
-    found: dict[str, Any] = {}
+    """The JSON object of a dataclass, without fields that have their defaults."""
+    members: dict[str, Any] = {}
     kind: Any = type(value)
     for name, field in _fields(kind).items():
-        each = getattr(value, name)
-        if each is not field.default and each != field.default:
-            found[name] = each if field.write is None else field.write(each)
-    return found
+        member = getattr(value, name)
+        if member is not field.default and member != field.default:
+            members[name] = member if field.write is None else field.write(member)
+    return members
 
 
 def from_object(kind: type[T], value: object) -> T:
-    """Build a dataclass from its JSON object; any missing, unknown or mistyped field is a :class:`RecordError`."""
+    """Build a dataclass from its JSON object; RecordError for any missing, unknown or mistyped field."""
     if not isinstance(value, dict):
         msg = f"has no object as its {kind.__name__}"
         raise RecordError(msg)
@@ -76,16 +76,16 @@ def from_object(kind: type[T], value: object) -> T:
     if missing := _required(key) - value.keys():
         msg = f"lacks {min(missing)} of {kind.__name__}"
         raise RecordError(msg)
-    found = {}
-    for name, each in value.items():
+    arguments = {}
+    for name, member in value.items():
         try:
-            found[name] = fields[name].read(each)
+            arguments[name] = fields[name].read(member)
         except RecordError:
             raise
         except (TypeError, ValueError) as error:
-            msg = f"has {str(each)[:40]!r} as {name} of {kind.__name__}"
+            msg = f"has {str(member)[:40]!r} as {name} of {kind.__name__}"
             raise RecordError(msg) from error
-    return kind(**found)
+    return kind(**arguments)
 
 
 def _named(value: object) -> list[object]:
@@ -104,9 +104,9 @@ def _from_named(kinds: Mapping[str, type[T]], value: object) -> T:
 
 
 class _Codec(NamedTuple):
-    """How values of one type are written and read; reading raises TypeError or ValueError for any other value."""
+    """Writes and reads values of one type; reading raises TypeError or ValueError for any other value."""
 
-    write: Callable[[Any], Any] | None  # None if they are JSON already
+    write: Callable[[Any], Any] | None  # None if the values are JSON already
     read: Callable[[Any], Any]
 
 
@@ -153,7 +153,7 @@ def _class(kind: type) -> _Codec:
 
 
 def _union(kinds: tuple[Any, ...]) -> _Codec:
-    """A type or None; or one of several dataclasses, or None."""
+    """One type or several dataclasses, possibly with None."""
     others = [kind for kind in kinds if kind is not NoneType]
     inner = _codec(others[0]) if len(others) == 1 else _Codec(_named, partial(_from_named, by_name(others)))
     if len(others) == len(kinds):
@@ -165,8 +165,8 @@ def _union(kinds: tuple[Any, ...]) -> _Codec:
     )
 
 
-def _list(each: _Codec) -> _Codec:
-    write, read = each
+def _list(item: _Codec) -> _Codec:
+    write, read = item
     return _Codec(
         write and (lambda values: [write(value) for value in values]),
         lambda values: tuple(map(read, _checked(list, values))),
@@ -174,11 +174,11 @@ def _list(each: _Codec) -> _Codec:
 
 
 def _mapping(key: Any, value: Any) -> _Codec:  # noqa: ANN401 - annotations
-    """JSON's keys are strings; numbers as keys stay in order."""
+    """A mapping with strings or numbers as keys, which are strings in JSON."""
     write, read = _codec(value)
     return _Codec(
-        lambda values: {str(name): write(each) if write else each for name, each in values.items()},
-        lambda values: {key(name): read(each) for name, each in _checked(dict, values).items()},
+        lambda values: {str(name): write(member) if write else member for name, member in values.items()},
+        lambda values: {key(name): read(member) for name, member in _checked(dict, values).items()},
     )
 
 
@@ -186,10 +186,10 @@ def _named_tuple(kind: Any) -> _Codec:  # noqa: ANN401 - its fields are in no ty
     codecs = [_codec(hint) for hint in get_type_hints(kind).values()]
 
     def write(value: tuple[Any, ...]) -> list[Any]:
-        return [codec.write(each) if codec.write else each for codec, each in zip(codecs, value, strict=True)]
+        return [codec.write(item) if codec.write else item for codec, item in zip(codecs, value, strict=True)]
 
     def read(value: object) -> object:
-        return kind(*(codec.read(each) for codec, each in zip(codecs, _checked(list, value), strict=True)))
+        return kind(*(codec.read(item) for codec, item in zip(codecs, _checked(list, value), strict=True)))
 
     return _Codec(write, read)
 
@@ -207,14 +207,14 @@ def _one_of(values: tuple[object, ...], value: object) -> object:
 
 
 def _whole(value: object) -> int:
-    """A number of 64 bits: nanoseconds of a host that is up for more than 104 days have more than 53."""
+    """A 64-bit integer: the uptime of a host in nanoseconds exceeds 53 bits after 104 days."""
     if type(value) is not int or not -(2**63) <= value < 2**63:
         raise TypeError
     return value
 
 
 def _number(value: object) -> float:
-    """Seconds, as a time since the epoch or a duration; values that no clock can produce are refused."""
+    """Seconds since the epoch, or a duration; values that no clock can produce are rejected."""
     if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e12:  # type: ignore[arg-type]
         raise TypeError
     return float(value)  # type: ignore[arg-type]

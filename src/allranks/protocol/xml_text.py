@@ -1,4 +1,4 @@
-"""Text and names of tests made safe for XML, and short enough to read."""
+"""Makes texts and names of tests safe for XML, terminals and logs, and short enough to read."""
 
 import os
 import re
@@ -13,8 +13,8 @@ _LIKE_ESCAPED = re.compile("#(?=x(?:[01][0-9A-F]|23|D[89A-F][0-9A-F]{2}|FFF[EF])
 def split_nodeid(nodeid: str) -> tuple[str, str]:
     """``classname`` and ``name`` of a node id, as in pytest's own JUnit report.
 
-    ``pkg/test_a.py::TestB::test_c[x::y]`` gives ``("pkg.test_a.TestB", "test_c[x::y]")``, and a module that was
-    skipped as a whole, ``pkg/test_a.py``, gives ``("", "pkg.test_a")``.
+    ``pkg/test_a.py::TestB::test_c[x::y]`` becomes ``("pkg.test_a.TestB", "test_c[x::y]")``, and a module that was
+    skipped as a whole, ``pkg/test_a.py``, becomes ``("", "pkg.test_a")``.
     """
     path, bracket, parameters = nodeid.partition("[")
     file, *names = path.split("::")
@@ -26,13 +26,13 @@ def split_nodeid(nodeid: str) -> tuple[str, str]:
 
 
 def file_of(nodeid: str) -> str:
-    """The file that defines a test, as its node id names it; empty if that names none."""
+    """The file in the node id of a test; empty if there is none."""
     file, _, rest = nodeid.partition("::")
     return file if rest and file.endswith(".py") else ""
 
 
 def command(words: Iterable[str]) -> str:
-    """A command line as bash reads it, with characters that a terminal would obey escaped."""
+    """A command line for bash, with control characters escaped."""
     return " ".join(map(_quoted, words))
 
 
@@ -49,26 +49,26 @@ def _escaped(sign: str) -> str:
 
 
 def legal(text: str) -> str:
-    """`text` with the characters that XML 1.0 forbids written as ``#xNN``."""
+    """`text`, with characters that XML 1.0 forbids written as ``#xNN``."""
     return _ILLEGAL.sub(lambda match: f"#x{ord(match.group()):02X}", text)
 
 
 def xml_id(nodeid: str) -> str:
-    """A node id, or another name, as reports write it: :func:`legal`, and distinct for each id.
+    """A node id, or another name, as reports write it: :func:`legal`, and different for different ids.
 
-    Where an id already contains such a ``#xNN``, its ``#`` becomes ``#x23``. All other ids are unchanged.
+    If an id already contains such a ``#xNN``, its ``#`` becomes ``#x23``.
     """
     return legal(_LIKE_ESCAPED.sub("#x23", nodeid))
 
 
 TEXT_LIMIT = 64 * 1024
-"""The most characters of one text of the report."""
+"""The most characters of one text in the report."""
 
 MESSAGE_LIMIT = 4 * 1024
 """The most characters of one message: clients show messages in lists."""
 
 _ROUGH: Final = 4
-"""Multiples of the limit that are cleaned on either side of a cut: cleaning seldom removes more."""
+"""How many times the limit is cleaned on either side of a cut: cleaning rarely removes more."""
 
 _PLAIN: Final = re.compile(r"[ !#-%'-;=?-~]*").fullmatch
 """Matches nearly all names: a fast check for text that needs no cleaning and no escaping."""
@@ -79,7 +79,7 @@ _CLEAN: Final = re.compile(r"[ -~\n\t]*").fullmatch
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _WRITTEN_ANSI = re.compile(r"#x1B(?:\[[0-?]*[ -/]*[@-~]|\][^\n#]*(?:#x07|#x1B\\)?|[@-Z\\^_])")
 _OLD_COMMAND = re.compile(r"##(?=\w*\[)")
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 
 _RESETS: Final = ("\x1b[0m", "\x1b[m")
 
@@ -92,8 +92,8 @@ def readable(text: str) -> str:
     return text if _CLEAN(text) else legal(_ANSI.sub("", text))
 
 
-def without_colours(text: str) -> str:
-    """``text`` of an XML file without terminal escape sequences, as pytest writes them: ``#x1B[31m``."""
+def without_colors(text: str) -> str:
+    """``text`` of an XML file without terminal escape sequences as pytest writes them (``#x1B[31m``)."""
     return _WRITTEN_ANSI.sub("", text) if "#x1B" in text else text
 
 
@@ -105,38 +105,38 @@ def printable(text: str) -> str:
 
 
 def for_log(text: str) -> str:
-    """``text`` on one line that no CI service takes for a command, if it has a word of ours before it.
+    """``text`` on one line that no CI service interprets as a command, provided that it does not begin the line.
 
-    GitHub obeys lines that begin with two colons, and ``##[name]`` anywhere in a line; Azure ``##vso[name]``.
+    GitHub interprets lines that begin with two colons, and ``##[name]`` anywhere in a line; Azure ``##vso[name]``.
     """
     return _OLD_COMMAND.sub("## ", printable(text))
 
 
 def for_terminal(text: str) -> str:
-    """``text`` with nothing that a terminal obeys but colours, ends of lines and tabs."""
+    """``text`` without control characters, except for colors, line ends and tabs."""
     return text if _CLEAN(text) else "\n".join(map(_shown_line, text.split("\n")))
 
 
 def _shown_line(line: str) -> str:
-    colours = list(_COLOUR.finditer(line))
-    starts, ends = [0, *(each.end() for each in colours)], [*(each.start() for each in colours), len(line)]
+    colors = list(_COLOR.finditer(line))
+    starts, ends = [0, *(color.end() for color in colors)], [*(color.start() for color in colors), len(line)]
     between = [
         "\t".join(map(printable, _ANSI.sub("", line[a:b]).split("\t"))) for a, b in zip(starts, ends, strict=True)
     ]
-    shown = "".join(part for pair in zip(between, [*(each[0] for each in colours), ""], strict=True) for part in pair)
-    # What comes after the line keeps its own colour.
-    return f"{shown}\x1b[0m" if colours and colours[-1][0] not in _RESETS else shown
+    shown = "".join(part for pair in zip(between, [*(color[0] for color in colors), ""], strict=True) for part in pair)
+    # The text after the line must not change its color.
+    return f"{shown}\x1b[0m" if colors and colors[-1][0] not in _RESETS else shown
 
 
 def attribute(text: str) -> str:
-    """``text``, made readable, as an attribute's value with its quotation marks."""
+    """``text``, made readable, as the value of an attribute in quotation marks."""
     if _PLAIN(text):
         return f'"{text}"'
     return f'"{readable(text).translate(_IN_ATTRIBUTE)}"'
 
 
 def quoted(text: str) -> str:
-    """``text``, which must be legal in XML, as an attribute's value with its quotation marks."""
+    """``text``, which must be legal in XML, as the value of an attribute in quotation marks."""
     return f'"{text}"' if _PLAIN(text) else f'"{text.translate(_IN_ATTRIBUTE)}"'
 
 
@@ -148,20 +148,20 @@ def element_text(text: str) -> str:
 
 
 _WORD: Final = 32
-"""The most characters of a word, which no cut divides; a longer one may be a path, a node id, or a whole text."""
+"""The most characters of a word that is not divided; a longer one may be a path, a node id, or a whole text."""
 
 
-def _word_at(text: str, place: int) -> tuple[int, int]:
-    """Start and end of the word that a cut at this place would divide; the place, twice, if it would divide none."""
-    before, after = text[max(0, place - _WORD) : place], text[place : place + _WORD]
+def _word_at(text: str, offset: int) -> tuple[int, int]:
+    """The start and end of the word that a cut at this offset would divide; the offset twice if there is none."""
+    before, after = text[max(0, offset - _WORD) : offset], text[offset : offset + _WORD]
     if not before or not after or before[-1].isspace() or after[0].isspace():
-        return place, place
+        return offset, offset
     head, tail = len(before.split()[-1]), len(after.split(maxsplit=1)[0])
-    return (place, place) if head + tail > _WORD else (place - head, place + tail)
+    return (offset, offset) if head + tail > _WORD else (offset - head, offset + tail)
 
 
 def two_ends(text: str, limit: int) -> tuple[str, str]:
-    """The beginning and the end of a text that is too long, together at most ``limit`` characters; no word is divided.
+    """The beginning and the end of a long text, cut between words, together at most ``limit`` characters.
 
     The time does not grow with the text's length.
     """
@@ -170,14 +170,14 @@ def two_ends(text: str, limit: int) -> tuple[str, str]:
 
 
 def clipped(text: str, limit: int) -> str:
-    """``text`` in at most ``limit`` characters: if it is longer, its beginning with an ellipsis; no word is divided."""
+    """``text`` in at most ``limit`` characters: if it is longer, its beginning, cut between words, with an ellipsis."""
     return text if len(text) <= limit else f"{text[: _word_at(text, limit - 1)[0]].rstrip()}…"
 
 
 def cut(text: str, limit: int = TEXT_LIMIT) -> str:
-    """``text``, with a note in place of its middle if it is longer than ``limit`` characters.
+    """``text``, with its middle replaced by a note if it is longer than ``limit`` characters.
 
-    The head of a traceback shows where it began and the tail how it ended; its middle matters least.
+    The middle of a traceback matters least.
     """
     if len(text) <= limit:
         return text
@@ -186,7 +186,7 @@ def cut(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def clean_cut(text: str, limit: int = TEXT_LIMIT) -> str:
-    """``text`` made readable and cut; only its two ends are cleaned, so the time does not grow with its length."""
+    """``text`` made readable and cut; only its ends are cleaned, so the time does not grow with its length."""
     ends = limit * _ROUGH
     if len(text) <= 2 * ends:
         return cut(readable(text), limit)
@@ -195,7 +195,7 @@ def clean_cut(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def _note(left_out: int) -> str:
-    return f"\n[... {left_out} characters cut here; the rank's own files have all of it ...]\n"
+    return f"\n[... {left_out} characters cut here; the files of the rank have the complete text ...]\n"
 
 
 def first_line(text: str) -> str:

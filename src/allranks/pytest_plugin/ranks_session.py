@@ -27,7 +27,7 @@ from allranks.protocol.records import NotRun
 from allranks.pytest_plugin.kept_results import new_folder, remove, remove_older
 from allranks.pytest_plugin.verdict_reports import VerdictReporter
 from allranks.report.folder import read_attempts_at
-from allranks.report.judge.attempts import settled
+from allranks.report.judge.attempts import final_verdicts
 from allranks.report.judge.judging import read_ranks
 from allranks.report.run_files import JobError, Manifest
 from allranks.runner.attempt_runner import AttemptRunner
@@ -175,7 +175,7 @@ class RanksSession:
             self._notices = attempt.facts.notices
             self._not_run = attempt.facts.not_run
             [*_, newest] = read_attempts_at(folder.path, job.cell.id, job.name)
-            reporter.report_final(settled(newest, read_ranks(newest.files), setting))
+            reporter.report_final(final_verdicts(newest, read_ranks(newest.files), setting))
             self._add_coverage(attempt.folder / COVERAGE / "data")
 
     def _matrix(self) -> Matrix:

@@ -88,7 +88,7 @@ class VerdictReporter(RunListener):
         for nodeid in [nodeid for nodeid in self._records if nodeid != running]:
             journal = JournalReader(Path(JOURNAL))
             for record in (self._start, *self._records[nodeid], Finished(status=0)):
-                journal.take(record)
+                journal.add(record)
             attempt = Attempt(cell="", suite="", files=(), world_sizes={"--ranks": self._start.world_size})
             for test in judge(attempt, journal.files(""), VerdictPolicy()):
                 if test.verdict.rule is not VerdictRule.UNACCOUNTED:  # some ranks may still be in it

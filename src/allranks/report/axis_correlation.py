@@ -1,18 +1,15 @@
-"""Which axis a failure depends on: the predicate that holds exactly where a test fails.
+"""Finds the axis that a failure depends on: the predicate that holds exactly where a test fails.
 
-These functions are pure. A predicate is checked against every known cell, so that one counter-example rules it out. It
-must also be unlikely to fit by chance, which is computed and not guessed:
+A predicate is checked against every known cell, so a single counterexample rules it out. It must also be unlikely to
+fit by chance. If the failures were spread over the cells at random, each choice of ``n`` failing cells out of ``N``
+would be equally likely. A matrix has a few predicates for each axis that select ``n`` cells; their number, divided by
+the number of choices, is the probability that *some* predicate fits failures that are unrelated to any axis. If it is
+above :data:`MOST_CHANCE`, no axis is reported. One in ten suffices for the most common case: nine cells (three world
+sizes by three init methods), of which the three of one world size fail, so six predicates out of 84 choices. Four cells
+are never enough, nor is a single failing or passing cell, which may differ because of its machine or the time of day.
 
-If the failures were spread over the cells at random, each choice of ``n`` failing cells out of ``N`` would be equally
-likely. A matrix has some predicates (a handful for each axis) that select ``n`` cells; their number, divided by the
-number of choices, is the chance that *some* predicate fits failures that are unrelated to any axis. Above
-:data:`MOST_CHANCE` no axis is named. One in ten is enough for the most common case, nine cells (three world sizes by
-three init methods) of which the three of one world size fail: six predicates out of 84 choices. Four cells are never
-enough, nor is one failing or one passing cell, whatever the count: a single cell may differ because of its machine,
-or of the time of day.
-
-Cells are bits of a number. A passing test is stored only as a hash of its name and a number that it shares with the
-tests that passed in the same cells: 200,000 tests take less than 20 MB.
+Cells are stored as bits of a number. A passing test is stored only as a hash of its name and a number that it shares
+with the tests that passed in the same cells, so 200,000 tests take less than 20 MB.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,28 +41,26 @@ class Blame:
 
     axis: str
     predicate: str  # as written after ``when`` in a matrix file: ``world_size >= 4``
-    fails: int  # the number of cells in which it holds; the test fails in each of them
-    passes: int  # the number of cells in which it does not hold; the test passes in each of them
-    # Predicates on other axes that hold in the same cells: these results cannot distinguish them.
-    also: tuple[str, ...] = ()
+    fails: int  # the number of cells in which it holds, and the test fails
+    passes: int  # the number of cells in which it does not hold, and the test passes
+    also: tuple[str, ...] = ()  # predicates on other axes that hold in the same cells
 
 
 def blame(failing: Iterable[Axes], passing: Iterable[Axes]) -> Blame | None:
     """The simplest predicate on one axis that holds in each failing cell and in no passing one; None for weak evidence.
 
-    Cells in which the test was skipped are not evidence, and the order of the cells makes no difference. On numbers a
-    bound (``>=``, or ``<=`` where more than one value lies below) is tried before a value between two bounds; on words
-    a value before *all but one value*.
+    Cells in which the test was skipped are not evidence. For numbers, a bound (``>=``, or ``<=`` if it includes more
+    than one value) is tried before a single value; for words, one value before *all but one value*.
     """
     failed, passed = list(failing), list(passing)
     if len(failed) < FEWEST or len(passed) < FEWEST:
         return None
-    cells, wanted = failed + passed, frozenset(range(len(failed)))
+    cells, failed_indices = failed + passed, frozenset(range(len(failed)))
     common = set(cells[0]).intersection(*cells[1:])
     axes = [axis for axis in AXES if axis in common] + sorted(common.difference(AXES))
     candidates = [(axis, text, holds_in) for axis in axes for text, holds_in in predicates(axis, cells)]
     choices = {holds_in for _, _, holds_in in candidates if len(holds_in) == len(failed)}
-    fitting = [(axis, text) for axis, text, holds_in in candidates if holds_in == wanted]
+    fitting = [(axis, text) for axis, text, holds_in in candidates if holds_in == failed_indices]
     if not fitting or len(choices) > MOST_CHANCE * comb(len(cells), len(failed)):
         return None
     axis, predicate = fitting[0]
@@ -79,16 +74,16 @@ def predicates(axis: str, cells: Sequence[Axes]) -> Iterator[tuple[str, frozense
     numbers = sorted(value for value in values if isinstance(value, int))
     ordered = _on_numbers(numbers) if len(numbers) == len(values) else _on_words(sorted(values, key=str))
     for text, chosen in ordered:
-        yield f"{axis} {text}", frozenset(place for place, cell in enumerate(cells) if cell[axis] in chosen)
+        yield f"{axis} {text}", frozenset(index for index, cell in enumerate(cells) if cell[axis] in chosen)
 
 
 def _on_numbers(values: Sequence[int]) -> Iterator[tuple[str, frozenset[str | int]]]:
-    for place in range(1, len(values)):
-        yield f">= {values[place]}", frozenset(values[place:])
+    for index in range(1, len(values)):
+        yield f">= {values[index]}", frozenset(values[index:])
     yield f"== {values[0]}", frozenset(values[:1])
-    for place in range(1, len(values) - 1):
-        yield f"<= {values[place]}", frozenset(values[: place + 1])
-        yield f"== {values[place]}", frozenset([values[place]])
+    for index in range(1, len(values) - 1):
+        yield f"<= {values[index]}", frozenset(values[: index + 1])
+        yield f"== {values[index]}", frozenset([values[index]])
 
 
 def _on_words(values: Sequence[str | int]) -> Iterator[tuple[str, frozenset[str | int]]]:
@@ -110,20 +105,20 @@ def case_key(suite: CellSuite, test: TestVerdict) -> CaseKey:
 
 
 class Evidence:
-    """Collects the verdicts of a run, and finds at its end which axis each failure depends on."""
+    """Collects the verdicts of a run, and then finds the axis that each failure depends on."""
 
     def __init__(self) -> None:
         self._cells: dict[str, tuple[int, Axes]] = {}
         self._passed: dict[int, int] = {}
         self._failed: dict[CaseKey, int] = {}
         self._groups: dict[GroupKey, dict[CaseKey, int]] = {}
-        self._alike: dict[int, int] = {}
+        self._shared: dict[int, int] = {}
         self._verdicts: dict[tuple[int, int], Blame | None] = {}
 
     def add(self, suite: CellSuite) -> None:
-        """Add the verdicts of a job. Its own trouble is not evidence: it has no matching pass in other cells."""
+        """Add the verdicts of a job. Errors of the job itself are no evidence: other cells have no matching pass."""
         cell, _ = self._cells.setdefault(suite.cell, (1 << len(self._cells), suite.axes))
-        for test in filter(tells, suite.tests):
+        for test in filter(is_evidence, suite.tests):
             self._pass(case_key(suite, test), cell)
         for group, tests in suite.groups.items():
             for test in tests:
@@ -131,9 +126,8 @@ class Evidence:
                     self._fail(case_key(suite, test), group, cell)
 
     def _pass(self, key: CaseKey, cell: int) -> None:
-        place = hash(key)
-        cells = self._passed.get(place, 0) | cell
-        self._passed[place] = self._alike.setdefault(cells, cells)
+        cells = self._passed.get(hash(key), 0) | cell
+        self._passed[hash(key)] = self._shared.setdefault(cells, cells)
 
     def _fail(self, key: CaseKey, group: GroupKey, cell: int) -> None:
         self._failed[key] = self._failed.get(key, 0) | cell
@@ -141,13 +135,13 @@ class Evidence:
         in_group[key] = in_group.get(key, 0) | cell
 
     def of_tests(self) -> Iterator[tuple[CaseKey, Blame]]:
-        """The tests whose failures depend on an axis, each with the predicate."""
+        """The tests whose failures depend on an axis, with the predicate."""
         for key, failed in self._failed.items():
             if found := self._blame(failed, self._passed.get(hash(key), 0)):
                 yield key, found
 
     def of_groups(self) -> dict[GroupKey, Blame]:
-        """The groups of failures that depend on an axis, each with the predicate.
+        """The groups of failures that depend on an axis, with the predicate.
 
         A cell fails if one of the group's tests fails there with the group's failure. It passes if one of them passes
         there and none fails in any way.
@@ -169,7 +163,7 @@ class Evidence:
         return [axes for bit, axes in self._cells.values() if cells & bit]
 
 
-def tells(test: TestVerdict) -> bool:
-    """True if a good verdict is evidence: the test ran, and passed without having failed first."""
+def is_evidence(test: TestVerdict) -> bool:
+    """True if the test ran, and passed at the first attempt."""
     verdict = test.verdict
     return verdict.kind is VerdictKind.PASSED and verdict.executed and not test.earlier

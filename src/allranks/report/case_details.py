@@ -1,4 +1,4 @@
-"""What a testcase of JUnit XML states besides its attributes."""
+"""The content of a testcase in JUnit XML, apart from its attributes."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, Final
 from allranks.protocol import skip_codes
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.records import MOST_RANKS
-from allranks.protocol.xml_text import cut, without_colours
+from allranks.protocol.xml_text import cut, without_colors
 from allranks.report.results import Key, RankResult, VerdictKind, kind_of, severity
 from allranks.report.untrusted import number, whole_number
 from allranks.report.vocabulary import (
@@ -17,7 +17,7 @@ from allranks.report.vocabulary import (
     RERUNS,
     TO_THE_END,
     XFAIL_TYPES,
-    outcome_said,
+    stated_outcome,
 )
 
 _OUTCOME: Final = "allranks.outcome"
@@ -30,51 +30,44 @@ _PLAIN: Final = frozenset(
 
 
 def details_of(case: Any) -> "CaseDetails":  # noqa: ANN401 - an element, of lxml or of the standard library
-    """The statements of a testcase that is in memory."""
+    """The details of a testcase that is in memory."""
     details = CaseDetails()
-    for each in case.iterfind("properties/property"):
-        details.properties.setdefault(each.get("name") or "", each.get("value") or "")
-    for each in case.iterfind("*"):
-        details.add(each.tag, each.attrib, "".join(each.itertext()))
-    details.end(outcome_said(case.attrib))
+    for element in case.iterfind("properties/property"):
+        details.properties.setdefault(element.get("name") or "", element.get("value") or "")
+    for element in case.iterfind("*"):
+        details.add(element.tag, element.attrib, "".join(element.itertext()))
+    details.end(stated_outcome(case.attrib))
     return details
 
 
 @dataclass(kw_only=True)
 class CaseDetails:
-    """The content of a testcase.
-
-    Attributes:
-        outcomes: The outcomes, each with its message and its text.
-        output: What it printed, by the name of the element; known at its end.
-        reruns: The earlier tries, in the same form.
-        elements: How many elements state each outcome, by the name of the suite's count, and how many a try: ``reruns``
-            in PyTorch's form, ``tries`` in Surefire's.
-    """
+    """The content of a testcase."""
 
     properties: dict[str, str] = field(default_factory=dict)
-    outcomes: list[tuple[Outcome, str, str]] = field(default_factory=list)
-    reruns: list[tuple[Outcome, str, str]] = field(default_factory=list)
+    outcomes: list[tuple[Outcome, str, str]] = field(default_factory=list)  # with message and text
+    reruns: list[tuple[Outcome, str, str]] = field(default_factory=list)  # the earlier tries, with message and text
     has_failed_to_the_end: bool = False
-    output: dict[str, str] = field(default_factory=dict)
+    output: dict[str, str] = field(default_factory=dict)  # by the name of the element; complete at the testcase's end
+    # The number of elements by the name of the suite's count, and of tries: ``reruns`` as in PyTorch's files, ``tries``
+    # as in Surefire's.
     elements: Counter[str] = field(default_factory=Counter)
     _printed: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
     @property
     def has_passed(self) -> bool:
         """True if it states only a pass, its time of arrival and its world size."""
-        said = self.properties
-        passed = not self.outcomes and said.get(_OUTCOME, "passed") == "passed"
-        return passed and not self.output and not self.reruns and said.keys() <= _PLAIN
+        passed = not self.outcomes and self.properties.get(_OUTCOME, "passed") == "passed"
+        return passed and not self.output and not self.reruns and self.properties.keys() <= _PLAIN
 
     @property
     def worst(self) -> tuple[Outcome, str, str]:
-        """The outcome that counts, with its message and its text; a pass if there is none."""
-        return max(self.outcomes, key=lambda told: severity(told[0]), default=(Outcome.PASSED, "", ""))
+        """The outcome that counts, with its message and text; by default, a pass."""
+        return max(self.outcomes, key=lambda stated: severity(stated[0]), default=(Outcome.PASSED, "", ""))
 
     def add(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
-        """Add an element with all text in it."""
-        message, text = without_colours(cut(attributes.get("message", ""))), without_colours(text)
+        """Add a child element with all of its text."""
+        message, text = without_colors(cut(attributes.get("message", ""))), without_colors(text)
         if tag in OUTPUTS:
             self._printed.setdefault(tag, []).append(text)
         elif tag in RERUNS:
@@ -86,20 +79,20 @@ class CaseDetails:
             self.outcomes.append((Outcome.XFAILED if is_xfail else outcome, message, text))
             self.elements[_COUNTS[kind_of(outcome)]] += 1
 
-    def end(self, said: tuple[Outcome, str]) -> None:
-        """Add the outcome in the testcase's attributes, and what follows from the elements."""
+    def end(self, in_attributes: tuple[Outcome, str]) -> None:
+        """Add the outcome in the testcase's attributes, and outcomes that follow from the elements."""
         self.output = {tag: cut("".join(texts)) for tag, texts in self._printed.items()}
         self._printed.clear()
         worst, stated = self.worst[0], _OUTCOMES.get(self.properties.get(_OUTCOME, ""), Outcome.PASSED)
         if not worst.is_bad and kind_of(stated) is not kind_of(worst) and severity(stated) > severity(worst):
             self.outcomes.append((stated, "", ""))
-        if severity(said[0]) > severity(worst):
-            self.outcomes.append((*said, ""))
+        if severity(in_attributes[0]) > severity(worst):
+            self.outcomes.append((*in_attributes, ""))
         if self.reruns and not worst.is_bad and (self.has_failed_to_the_end or worst is not Outcome.PASSED):
             failed, why, _ = self.reruns[-1]
-            skip = next((told for _, told, _ in self.outcomes if told), "a skip")
-            then = skip if self.outcomes else "nothing of its end"
-            self.outcomes.append((failed, f"{why.rstrip('.') or 'it went wrong'}; then {then}", ""))
+            skip = next((message for _, message, _ in self.outcomes if message), "skipped")
+            then = skip if self.outcomes else "no outcome"
+            self.outcomes.append((failed, f"{why.rstrip('.') or 'it failed'}; then {then}", ""))
         if not self.outcomes and _OUTCOME not in self.properties:
             # On sandcastle, torch's own runner reports a skip as a pass.
             reason = skip_codes.sandcastle_reason(self.output.get("system-err", ""))
@@ -108,21 +101,21 @@ class CaseDetails:
                 self.outcomes.append((Outcome.SKIPPED, reason, ""))
 
     def _kind_of_skip(self, outcome: Outcome, message: str) -> tuple[SkipKind | None, int | None, int | None]:
-        """Kind, exit code and needed GPUs of a skip: as stated, or as the text of torch's own runner has them."""
-        said = self.properties.get
-        numbers = whole_number(said("allranks.skip_code")), whole_number(said("allranks.gpus_needed"))
-        stated = (_SKIP_KINDS.get(said("allranks.skip_kind", "")), *numbers)
-        if outcome is not Outcome.SKIPPED or any(stated) or said(_OUTCOME):
+        """Kind, exit code and needed GPUs of a skip: as stated, or according to the text of torch's own runner."""
+        get = self.properties.get
+        numbers = whole_number(get("allranks.skip_code")), whole_number(get("allranks.gpus_needed"))
+        stated = (_SKIP_KINDS.get(get("allranks.skip_kind", "")), *numbers)
+        if outcome is not Outcome.SKIPPED or any(stated) or get(_OUTCOME):
             return stated
         found = skip_codes.skip_of_text(message)
         return (skip_codes.kind(found[0]), found[0].value, found[1]) if found else stated
 
     def result(self, key: Key, rank: int, seconds: float, texts: dict[str, str]) -> RankResult:
-        """The result that the details add up to; equal texts become one object, kept in ``texts``."""
+        """The result on a rank; equal texts become one object, kept in ``texts``."""
         outcome, message, text = self.worst
-        said = self.properties.get
+        get = self.properties.get
         skip_kind, skip_code, gpus_needed = self._kind_of_skip(outcome, message)
-        size = whole_number(said("allranks.world_size"))
+        size = whole_number(get("allranks.world_size"))
         nodeid, stdout, stderr = key.nodeid, self.output.get("system-out", ""), self.output.get("system-err", "")
         result = RankResult(
             nodeid=texts.setdefault(nodeid, nodeid),
@@ -130,13 +123,13 @@ class CaseDetails:
             name=key.name,
             rank=rank,
             outcome=self._outcome(outcome),
-            at=number(said("allranks.at")),
-            consequence=said("allranks.consequence") == "1",
-            caused_by=whole_number(said("allranks.caused_by")),
+            at=number(get("allranks.at")),
+            consequence=get("allranks.consequence") == "1",
+            caused_by=whole_number(get("allranks.caused_by")),
             skip_kind=skip_kind,
             skip_code=skip_code,
             gpus_needed=gpus_needed,
-            phase=said("allranks.phase", ""),
+            phase=get("allranks.phase", ""),
             message=texts.setdefault(message, message),
             text=texts.setdefault(text, text),
             duration=seconds,
@@ -147,10 +140,10 @@ class CaseDetails:
         if not self.reruns:
             return result
         before = replace(result, consequence=False, caused_by=None, stdout="", stderr="")
-        tries = (replace(before, outcome=each, message=words, text=long) for each, words, long in self.reruns)
+        tries = (replace(before, outcome=outcome, message=message, text=text) for outcome, message, text in self.reruns)
         return replace(result, reruns=tuple(tries))
 
     def _outcome(self, shown: Outcome) -> Outcome:
-        """The property's outcome, which is finer than the elements', unless it contradicts them."""
+        """The outcome in the property, which is more specific than the elements, unless it contradicts them."""
         outcome = _OUTCOMES.get(self.properties.get(_OUTCOME, ""), shown)
         return shown if self.outcomes and kind_of(outcome) is not kind_of(shown) else outcome

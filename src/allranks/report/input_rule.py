@@ -1,15 +1,15 @@
-"""Which files of a folder ``allranks report`` reads, by one rule that guesses nothing.
+"""The rule for the files that ``allranks report`` reads in a folder, which guesses nothing.
 
 1. A folder with a ``run.json`` of allranks, or with attempts at jobs in ``cells/``, at any depth, is a run or a part of
-   one, and its journals are read. A ``run.json`` that is damaged may be one of allranks.
+   one, and its journals are read. A damaged ``run.json`` may be one of allranks.
 2. Without such a folder, each file that matches ``--ranks-xml`` is the XML of one rank. The default is
    ``{cell}/{suite}/rank-{rank}.xml``, or ``rank-{rank}.xml`` if there are such files in the folder itself.
-3. The number of ranks comes from ``allranks.world_size`` in the XML, the id of the cell, or ``--world-size``. If none
-   of them states it, or two of them differ, that is an error. So is a rank that has no file, or two.
+3. The number of ranks comes from ``allranks.world_size`` in the XML, the id of the cell, or ``--world-size``. It is an
+   error if none of them states it, if two of them differ, or if a rank has no file, or two.
 4. Any other XML file, archive, record of a job, broken link or link to a folder elsewhere is an error, unless
    ``--ignore`` matches.
-5. All other files, and the reports that allranks wrote beside or above the results, are neither read nor an error. Nor
-   is what tests left in the folder of an attempt: of its XML, only ``rank-N.xml`` has results.
+5. All other files, and the reports that allranks wrote next to or above the results, are ignored. So are files that
+   tests left in the folder of an attempt: of its XML, only ``rank-N.xml`` has results.
 """
 
 import re
@@ -34,7 +34,7 @@ _XML_OR_ARCHIVE: Final = re.compile(
 )
 
 
-class RankPlace(NamedTuple):
+class RankPath(NamedTuple):
     """What the path of a rank's XML states; cell and suite are empty if the pattern does not have them."""
 
     cell: str
@@ -43,9 +43,10 @@ class RankPlace(NamedTuple):
 
 
 class RankPattern:
-    """A pattern of paths, in which ``{cell}``, ``{suite}`` and ``{rank}`` stand for a part of one name each.
+    """A pattern of paths, in which ``{cell}``, ``{suite}`` and ``{rank}`` each match a part of one name.
 
-    All other characters stand for themselves. One that cannot be used is a UsageError.
+    Raises:
+        UsageError: The pattern is not valid.
     """
 
     def __init__(self, text: str) -> None:
@@ -55,24 +56,26 @@ class RankPattern:
         names = pieces[1::2]
         unknown = next((name for name in names if name not in _FORMS), "")
         if unknown:
-            raise _refused(text, f"It has {unknown}: the placeholders are {', '.join(_FORMS)}.")
+            raise _invalid(text, f"It has {unknown}: the placeholders are {', '.join(_FORMS)}.")
         if "{rank}" not in names or len(set(names)) < len(names):
-            raise _refused(text, "It needs {rank}, and may have each placeholder once.")
+            raise _invalid(text, "It needs {rank}, and may have each placeholder once.")
         if "*" in text or "?" in text:
-            raise _refused(text, "It has * or ?, which are for --ignore: {cell} and {suite} are any part of one name.")
+            raise _invalid(
+                text, "It has * or ?, which only --ignore accepts: {cell} and {suite} match a part of a name."
+            )
         if path.is_absolute() or ".." in path.parts:
-            raise _refused(text, "It leads out of the folder that is merged.")
+            raise _invalid(text, "It leads out of the merged folder.")
         if path.suffix.lower() != ".xml":
-            raise _refused(text, "It does not end in .xml.")
-        self._longest, self._shortest = (re.compile("".join(_as_regex(pieces, how))) for how in ("", "?"))
+            raise _invalid(text, "It does not end in .xml.")
+        self._longest, self._shortest = (re.compile("".join(_as_regex(pieces, quantifier))) for quantifier in ("", "?"))
 
-    def place(self, path: PurePath) -> RankPlace | None:
-        """The place that a path states; None if it does not match, or if it matches in two ways."""
+    def match(self, path: PurePath) -> RankPath | None:
+        """What a path states; None if it does not match, or if it matches in two ways."""
         found = self._longest.fullmatch(path.as_posix())
         if found is None or self.is_ambiguous(path):
             return None
-        said = found.groupdict()
-        return RankPlace(said.get("cell", ""), said.get("suite", ""), int(said["rank"]))
+        parts = found.groupdict()
+        return RankPath(parts.get("cell", ""), parts.get("suite", ""), int(parts["rank"]))
 
     def is_ambiguous(self, path: PurePath) -> bool:
         """True if a path matches in two ways."""
@@ -80,15 +83,15 @@ class RankPattern:
         return found is not None and other is not None and found.groups() != other.groups()
 
 
-def _as_regex(pieces: Sequence[str], how: str) -> Iterator[str]:
-    """The parts of a regular expression; if ``how`` is ``?``, each placeholder takes as few characters as possible."""
+def _as_regex(pieces: Sequence[str], quantifier: str) -> Iterator[str]:
+    """The parts of a regular expression; with the quantifier ``?``, each placeholder matches as little as possible."""
     for piece in pieces:
-        yield f"(?P<{piece[1:-1]}>{_FORMS[piece]}{how})" if piece in _FORMS else re.escape(piece)
+        yield f"(?P<{piece[1:-1]}>{_FORMS[piece]}{quantifier})" if piece in _FORMS else re.escape(piece)
 
 
-def _refused(pattern: str, why: str) -> UsageError:
-    remedy = "Write the path of the XML below the folder, such as '{cell}/{suite}/rank-{rank}.xml'."
-    return UsageError(f"--ranks-xml {pattern!r} cannot be used.", why=why, remedy=remedy)
+def _invalid(pattern: str, why: str) -> UsageError:
+    remedy = "Give the path of the XML relative to the folder, such as '{cell}/{suite}/rank-{rank}.xml'."
+    return UsageError(f"--ranks-xml {pattern!r} is not valid.", why=why, remedy=remedy)
 
 
 JOBS: Final = RankPattern("{cell}/{suite}/rank-{rank}.xml")
@@ -100,19 +103,19 @@ ONE_JOB: Final = RankPattern("rank-{rank}.xml")
 
 @dataclass(frozen=True, kw_only=True)
 class InputRule:
-    """What a merge is told of its input, beside the folder."""
+    """The options for the input of a merge."""
 
     pattern: RankPattern | None = None  # of the XML of ranks; None for the default
-    world_size: int | None = None  # the number of ranks of each job of rank XML; None if it is stated elsewhere
-    ignore: tuple[str, ...] = ()  # patterns of relative paths that need not be read; ``*`` matches ``/``, too
-    only: tuple[Path, ...] = ()  # the folders to read, with resolved paths; empty for all that the merged folder has
+    world_size: int | None = None  # the number of ranks of each job of rank XML; None if another source states it
+    ignore: tuple[str, ...] = ()  # patterns of relative paths; ``*`` also matches ``/``
+    only: tuple[Path, ...] = ()  # the resolved folders to read; empty for the whole merged folder
 
     def reads(self, folder: Path) -> bool:
-        """True if a folder, given as a resolved path, is among those to read, or below one."""
-        return not self.only or any(folder.is_relative_to(each) for each in self.only)
+        """True if a resolved folder is to be read."""
+        return not self.only or any(folder.is_relative_to(path) for path in self.only)
 
     def ignores(self, path: PurePath) -> bool:
-        """True if a relative path, or a folder above it, matches."""
+        """True if a pattern matches a relative path or a folder above it."""
         return any(_matches(path, pattern) for pattern in self.ignore)
 
     def useless(self, paths: Collection[PurePath]) -> list[str]:
@@ -121,14 +124,13 @@ class InputRule:
 
 
 def _matches(path: PurePath, pattern: str) -> bool:
-    """True if a pattern matches a relative path or a folder above it; ``./`` and ``**/`` may lead to this folder."""
+    """True if a pattern, which may begin with ``./`` or ``**/``, matches a relative path or a folder above it."""
     plain = PurePosixPath(pattern).as_posix()
     forms = {plain, plain.removeprefix("**/")}
-    return any(fnmatchcase(place.as_posix(), form) for place in (path, *path.parents[:-1]) for form in forms)
+    return any(fnmatchcase(parent.as_posix(), form) for parent in (path, *path.parents[:-1]) for form in forms)
 
 
-USUAL: Final = InputRule()
-"""The rule without any option."""
+DEFAULT_RULE: Final = InputRule()
 
 
 def may_have_results(name: str) -> bool:
@@ -137,7 +139,7 @@ def may_have_results(name: str) -> bool:
 
 
 def world_size_of(cell: str) -> int | None:
-    """The number of ranks that the id of a cell states; None if it is no such id."""
+    """The number of ranks in the id of a cell; None if it is not such an id."""
     match = _CELL_ID.fullmatch(cell)
     size = int(match[1]) if match else 0
     return size if 0 < size <= MOST_RANKS else None

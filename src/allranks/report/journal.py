@@ -1,9 +1,9 @@
-"""The journal of an attempt at a job: written record by record, read as the outcomes of all ranks.
+"""Writes the journal of an attempt at a job, and reads it as the results of all ranks.
 
 Verdicts come from the journal. Files that the job itself leaves are additional evidence.
 
-Of several records of one test and rank the first bad one counts, and a later good one never improves it. A record
-about a rank whose node is lost gives way to any record from that node itself.
+Of several records of one test and rank, the first failure counts, and a later pass never improves it. A record about a
+rank whose node was lost is replaced by any record from that node itself.
 """
 
 import os
@@ -32,7 +32,7 @@ from allranks.protocol.records import (
 )
 from allranks.protocol.typed_json import RecordError
 from allranks.protocol.xml_text import cut, legal, readable, split_nodeid, xml_id
-from allranks.report.rank_course import CourseReader
+from allranks.report.rank_timeline import TimelineReader
 from allranks.report.results import ABSENT, Arrivals, Durations, Key, RankFile, RankResult
 from allranks.report.untrusted import duration, open_regular, other_schema
 
@@ -40,17 +40,17 @@ _T = TypeVar("_T")
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
-_ROOM: Final = 1024
-"""Tests for which a column grows at once."""
+_GROWTH: Final = 1024
+"""The number of tests by which a column grows."""
 
-NOTHING_CAME: Final = "nothing came back: job and rank ended in this test"
+NO_RESULT: Final = "no result arrived: the job and the rank ended during this test"
 
 
 class JournalWriter:
-    """A file that records are appended to, made with the first of them; its size is in bytes."""
+    """Appends records to a file, which is created with the first record."""
 
     def __init__(self, path: Path) -> None:
-        self.size = 0
+        self.size = 0  # bytes
         self._path = path
         self._file: int | None = None
 
@@ -64,7 +64,6 @@ class JournalWriter:
             line = line[os.write(self._file, line) :]
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -76,67 +75,65 @@ class _RankColumn:
 
     at: Arrivals
     seconds: Durations = field(default_factory=Durations)
-    has_result: bytearray = field(default_factory=bytearray)  # 1 for tests that the rank has a result of, else 0
-    ends: dict[int, RankEnded] = field(default_factory=dict)  # the records with more than *passed*
-    reruns: dict[int, list[RankResult]] = field(default_factory=dict)  # the earlier tries of tests that ran again
+    has_result: bytearray = field(default_factory=bytearray)  # 1 for tests of which the rank has a result, else 0
+    ends: dict[int, RankEnded] = field(default_factory=dict)  # the records of results that are not plain passes
+    reruns: dict[int, list[RankResult]] = field(default_factory=dict)  # the earlier tries of tests
 
-    def reach(self, count: int) -> None:
-        """Extend the columns to this many tests, or more."""
+    def reserve(self, count: int) -> None:
+        """Extend the columns to at least this many tests."""
         if count > len(self.has_result):
-            self.resize(max(count, len(self.has_result) + _ROOM))
+            self.resize(max(count, len(self.has_result) + _GROWTH))
 
     def resize(self, count: int) -> None:
-        """Make the columns as long as there are tests."""
+        """Cut or extend the columns to this many tests."""
         self.seconds.resize(count)
         self.at.resize(count)
         self.has_result = self.has_result[:count].ljust(count, b"\0")
 
-    def put(self, place: int, seconds: float, at: float) -> None:
-        """Record that a test has passed; repetitions are ignored."""
-        self.reach(place + 1)
-        if not self.has_result[place]:
-            self.set(place, seconds, at)
+    def add_pass(self, index: int, seconds: float, at: float) -> None:
+        """Record that a test passed, unless it already has a result."""
+        self.reserve(index + 1)
+        if not self.has_result[index]:
+            self.set(index, seconds, at)
 
-    def set(self, place: int, seconds: float, at: float) -> None:
-        """Record a result."""
-        self.seconds[place], self.at[place], self.has_result[place] = duration(seconds), at, True
+    def set(self, index: int, seconds: float, at: float) -> None:
+        self.seconds[index], self.at[index], self.has_result[index] = duration(seconds), at, True
 
-    def begin_again(self, place: int, key: Key, rank: int) -> None:
-        """Move the result of a test that runs again to its earlier tries."""
-        self.reach(place + 1)
-        ended, at = self.ends.pop(place, None), self.at[place]
+    def start_rerun(self, index: int, key: Key, rank: int) -> None:
+        """Move the result of a test to its earlier tries, because it is about to run again."""
+        self.reserve(index + 1)
+        ended, at = self.ends.pop(index, None), self.at[index]
         if ended is not None:
             result = replace(_result(key, ended, {}), stdout="", stderr="")
-        elif not self.has_result[place]:
+        elif not self.has_result[index]:
             result = _missing(key, rank)
         else:
             result = replace(_missing(key, rank), outcome=Outcome.PASSED, at=at, message="", text="")
-        self.reruns.setdefault(place, []).append(result)
-        self.set(place, 0.0, ABSENT)
-        self.has_result[place] = False
+        self.reruns.setdefault(index, []).append(result)
+        self.set(index, 0.0, ABSENT)
+        self.has_result[index] = False
 
-    def end(self, place: int, ended: RankEnded) -> None:
+    def add_end(self, index: int, ended: RankEnded) -> None:
         """Record an end that is not a plain pass."""
-        before = self.ends.get(place)
+        before = self.ends.get(index)
         if before is None or _weight(ended) > _weight(before):
-            self.ends[place] = ended
+            self.ends[index] = ended
 
 
 def _missing(key: Key, rank: int) -> RankResult:
-    """The result of a rank from which nothing came."""
     return RankResult(
         nodeid=key.nodeid,
         classname=key.classname,
         name=key.name,
         rank=rank,
         outcome=Outcome.MISSING,
-        message=NOTHING_CAME,
-        text=NOTHING_CAME,
+        message=NO_RESULT,
+        text=NO_RESULT,
     )
 
 
 def _weight(ended: RankEnded) -> int:
-    """The weight of an end: of several, the greatest counts, then the first."""
+    """The weight of a record: of several, the one with the largest weight counts, then the first."""
     if ended.is_lost:
         return 0
     return 2 if ended.outcome.is_bad else 1
@@ -146,47 +143,47 @@ def _weight(ended: RankEnded) -> int:
 class _Tests:
     """The tests of a journal, in the order of their first record."""
 
-    places: dict[str, int] = field(default_factory=dict)
+    index: dict[str, int] = field(default_factory=dict)  # by node id
     world_sizes: dict[int, int] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
-    further_tries: dict[int, int] = field(default_factory=dict)  # the number of times that tests ran again
+    reruns: dict[int, int] = field(default_factory=dict)  # how often tests were rerun
 
-    def place_of(self, nodeid: str) -> int:
-        return self.places.setdefault(nodeid, len(self.places))
+    def index_of(self, nodeid: str) -> int:
+        return self.index.setdefault(nodeid, len(self.index))
 
 
 class JournalReader:
-    """Collects records, and turns them into files of ranks."""
+    """Collects records, and turns them into the results of ranks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._texts: dict[str, str] = {}  # ranks mostly report the same failures: equal texts become one object
+        self._texts: dict[str, str] = {}  # ranks often report equal texts, which become one object
         self._job: JobStarted | None = None
         self._tests = _Tests()
         self._arrivals = array("d")
         self._columns: dict[int, _RankColumn] = {}
         self._is_finished = False
         self._torch = ""
-        self._courses = CourseReader()
+        self._timelines = TimelineReader()
 
-    def take(self, record: Record) -> None:
-        """Add the next record; an implausible one is a RecordError."""
+    def add(self, record: Record) -> None:
+        """Add the next record; RecordError if it is implausible."""
         if (self._job is None) != isinstance(record, JobStarted):
             msg = "is not the first record of a journal" if self._job is None else "begins another journal"
             raise RecordError(msg)
-        self._courses.take(record)
+        self._timelines.add(record)
         match record:
             case JobStarted():
                 self._begin(record)
             case Imported():
                 self._torch = record.torch
             case TestStarted():
-                place = self._tests.place_of(record.nodeid)
-                self._tests.started.add(place)
+                index = self._tests.index_of(record.nodeid)
+                self._tests.started.add(index)
                 if record.number > 1:
-                    self._tests.further_tries[place] = self._tests.further_tries.get(place, 0) + 1
+                    self._tests.reruns[index] = self._tests.reruns.get(index, 0) + 1
                     for rank, column in self._columns.items():
-                        column.begin_again(place, _key(record.nodeid), rank)
+                        column.start_rerun(index, _key(record.nodeid), rank)
             case Passed():
                 self._pass(record)
             case RankEnded():
@@ -203,54 +200,54 @@ class JournalReader:
 
     def _pass(self, passed: Passed) -> None:
         if not len(passed.ranks) == len(passed.arrived) == len(passed.seconds):
-            msg = "has not as many times as ranks"
+            msg = "has different numbers of ranks and times"
             raise RecordError(msg)
         for rank in passed.ranks:
             _check_rank(rank, passed.world_size)
-        place = self._place(passed)
+        index = self._index(passed)
         for rank, at, seconds in zip(passed.ranks, passed.arrived, passed.seconds, strict=True):
-            self._column(rank).put(place, seconds, at)
+            self._column(rank).add_pass(index, seconds, at)
 
     def _end(self, ended: RankEnded) -> None:
         _check_rank(ended.rank, ended.world_size)
-        place, column = self._place(ended), self._column(ended.rank)
+        index, column = self._index(ended), self._column(ended.rank)
         if ended.outcome is Outcome.PASSED:
-            column.put(place, ended.seconds, ended.arrived)
+            column.add_pass(index, ended.seconds, ended.arrived)
         else:
-            column.end(place, ended)
+            column.add_end(index, ended)
 
     def _column(self, rank: int) -> _RankColumn:
         if rank not in self._columns:
             self._columns[rank] = _RankColumn(Arrivals(self._arrivals))
         return self._columns[rank]
 
-    def _place(self, end: Passed | RankEnded) -> int:
-        place = self._tests.place_of(end.nodeid)
-        self._tests.world_sizes[place] = end.world_size
-        return place
+    def _index(self, end: Passed | RankEnded) -> int:
+        index = self._tests.index_of(end.nodeid)
+        self._tests.world_sizes[index] = end.world_size
+        return index
 
     def files(self, problem: str) -> list[RankFile]:
-        """The results of each rank; ``problem`` becomes a separate file, since it belongs to no rank."""
-        troubled = [RankFile(path=self._path, rank=None, problem=f"{self._path.name} {problem}.")] if problem else []
+        """The results of each rank; a problem of the journal becomes a separate file without a rank."""
+        failed = [RankFile(path=self._path, rank=None, problem=f"{self._path.name} {problem}.")] if problem else []
         if self._job is None:
-            return troubled
-        keys = tuple(map(_key, self._tests.places))
-        share = _Shares(keys, self._tests.world_sizes)
+            return failed
+        keys = tuple(map(_key, self._tests.index))
+        parts = _Parts(keys, self._tests.world_sizes)
         ranks = sorted({*range(self._job.world_size), *self._columns})
-        return [*(self._file(rank, self._job, share) for rank in ranks), *troubled]
+        return [*(self._file(rank, self._job, parts) for rank in ranks), *failed]
 
-    def _file(self, rank: int, job: JobStarted, share: "_Shares") -> RankFile:
+    def _file(self, rank: int, job: JobStarted, parts: "_Parts") -> RankFile:
         column = self._column(rank)
-        column.resize(len(share.keys))
+        column.resize(len(parts.keys))
         details: dict[int, RankResult] = {}
-        missing = dict.fromkeys(self._unanswered(rank, column, job), NOTHING_CAME)
-        for place in missing:
-            column.has_result[place] = True
-        for place, ended in column.ends.items():
-            if _weight(ended) or not column.has_result[place]:
-                column.set(place, ended.seconds, ended.arrived)
-                details[place] = _result(share.keys[place], ended, self._texts)
-        part = share.of(column)
+        missing = dict.fromkeys(self._without_result(rank, column, job), NO_RESULT)
+        for index in missing:
+            column.has_result[index] = True
+        for index, ended in column.ends.items():
+            if _weight(ended) or not column.has_result[index]:
+                column.set(index, ended.seconds, ended.arrived)
+                details[index] = _result(parts.keys[index], ended, self._texts)
+        part = parts.of(column)
         reruns = part.renumbered(column.reruns)
         details = part.renumbered(details)
         file = RankFile(
@@ -268,84 +265,81 @@ class JournalReader:
             world_sizes=part.world_sizes,
             details=details,
             is_unfinished=not self._is_finished,
-            courses=self._courses.found,
-            tags=self._courses.tags,
+            timelines=self._timelines.found,
+            tags=self._timelines.tags,
             torch=self._torch,
         )
-        for place, text in part.renumbered(missing).items():
-            details[place] = replace(file.result(place), outcome=Outcome.MISSING, message=text, text=text)
-        for place, count in part.renumbered(self._tests.further_tries).items():
-            told = reruns.get(place, [])
-            # This rank has no result of the tries before the first of these.
-            earlier = (*[_missing(part.keys[place], rank)] * (count - len(told)), *told)
-            details[place] = replace(file.result(place), reruns=earlier)
+        for index, text in part.renumbered(missing).items():
+            details[index] = replace(file.result(index), outcome=Outcome.MISSING, message=text, text=text)
+        for index, count in part.renumbered(self._tests.reruns).items():
+            known = reruns.get(index, [])
+            # This rank has no result of the tries before the first one in its column.
+            earlier = (*[_missing(part.keys[index], rank)] * (count - len(known)), *known)
+            details[index] = replace(file.result(index), reruns=earlier)
         return file
 
-    def _unanswered(self, rank: int, column: _RankColumn, job: JobStarted) -> list[int]:
-        """The tests that were started on this rank too, but have no result from it."""
+    def _without_result(self, rank: int, column: _RankColumn, job: JobStarted) -> list[int]:
+        """The tests that were started on this rank, but have no result from it."""
         if 0 not in column.has_result:
             return []
         sizes = self._tests.world_sizes
         return [
-            place
-            for place in sorted(self._tests.started)
-            if not column.has_result[place] and place not in column.ends and rank < sizes.get(place, job.world_size)
+            index
+            for index in sorted(self._tests.started)
+            if not column.has_result[index] and index not in column.ends and rank < sizes.get(index, job.world_size)
         ]
 
 
 @dataclass(frozen=True)
 class _JournalPart:
-    """The tests of a journal that a rank has results of, possibly all of them."""
+    """The tests of a journal of which a rank has results."""
 
     keys: tuple[Key, ...]
     world_sizes: "array[int]"
-    places: tuple[int, ...] | None = None
+    indices: tuple[int, ...] | None = None  # None for all tests
     first_arrivals: "array[float]" = field(default_factory=lambda: array("d"))
 
     def seconds(self, column: _RankColumn) -> Durations:
-        """The seconds of these tests."""
         seconds = column.seconds
-        return seconds if self.places is None else Durations.of([seconds[place] for place in self.places])
+        return seconds if self.indices is None else Durations.of([seconds[index] for index in self.indices])
 
     def arrivals(self, column: _RankColumn) -> Arrivals:
-        """The times of arrival of these tests."""
-        if self.places is None:
+        if self.indices is None:
             return column.at
         arrivals = Arrivals(self.first_arrivals)
-        arrivals.extend([column.at[place] for place in self.places])
+        arrivals.extend([column.at[index] for index in self.indices])
         return arrivals
 
     def renumbered(self, values: dict[int, _T]) -> dict[int, _T]:
         """Values by their indices among these tests."""
-        if self.places is None or not values:
+        if self.indices is None or not values:
             return values
-        return {new: values[old] for new, old in enumerate(self.places) if old in values}
+        return {new: values[old] for new, old in enumerate(self.indices) if old in values}
 
 
-class _Shares:
+class _Parts:
     """The parts of a journal's tests; ranks with the same tests share one part."""
 
     def __init__(self, keys: tuple[Key, ...], world_sizes: Mapping[int, int]) -> None:
         self.keys = keys
-        self._all = _JournalPart(keys, array("H", (world_sizes.get(place, 0) for place in range(len(keys)))))
+        self._all = _JournalPart(keys, array("H", (world_sizes.get(index, 0) for index in range(len(keys)))))
         self._others: dict[tuple[int, ...], _JournalPart] = {}
 
     def of(self, column: _RankColumn) -> _JournalPart:
-        """The tests that a rank has results of."""
+        """The tests of which a rank has results."""
         if 0 not in column.has_result:
             return self._all
-        places = tuple(compress(range(len(self.keys)), column.has_result))
-        if places not in self._others:
-            sizes = self._all.world_sizes
-            told = array("H", (sizes[place] for place in places))
-            self._others[places] = _JournalPart(tuple(self.keys[place] for place in places), told, places)
-        return self._others[places]
+        indices = tuple(compress(range(len(self.keys)), column.has_result))
+        if indices not in self._others:
+            sizes = array("H", (self._all.world_sizes[index] for index in indices))
+            self._others[indices] = _JournalPart(tuple(self.keys[index] for index in indices), sizes, indices)
+        return self._others[indices]
 
 
 def _key(nodeid: str) -> Key:
-    said = xml_id(nodeid)
-    classname, name = split_nodeid(said)
-    return Key(intern(classname), name, said)
+    stated = xml_id(nodeid)
+    classname, name = split_nodeid(stated)
+    return Key(intern(classname), name, stated)
 
 
 def _check_rank(rank: int, world_size: int) -> None:
@@ -358,8 +352,8 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
     def one(text: str) -> str:
         return texts.setdefault(text, text)
 
-    # As in rank XML, which has no element for an unexpected pass and thus no place for its text.
-    told = ended.outcome is not Outcome.XPASSED
+    # Rank XML has no element for an unexpected pass, and therefore cannot have its text.
+    has_text = ended.outcome is not Outcome.XPASSED
     message = readable(ended.message or ended.outcome)
     return RankResult(
         nodeid=key.nodeid,
@@ -374,8 +368,8 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
         skip_code=ended.skip_code,
         gpus_needed=ended.gpus_needed,
         phase=legal(ended.phase),
-        message=one(cut(message)) if told else "",
-        text=one(cut(readable(ended.text) or message)) if told else "",
+        message=one(cut(message)) if has_text else "",
+        text=one(cut(readable(ended.text) or message)) if has_text else "",
         duration=duration(ended.seconds),
         stdout=one(cut(readable(ended.stdout))),
         stderr=one(cut(readable(ended.stderr))),
@@ -384,10 +378,10 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
 
 
 def read_journal(path: Path) -> list[RankFile]:
-    """The results of each rank, by rank.
+    """Read the results of each rank, by rank.
 
-    Never raises for the content of the file: if it cannot be read any further, a last file without a rank states why,
-    and the records before count. An incomplete last line was being written when the run was killed.
+    Never raises for the content of the file: if it cannot be read any further, a last file without a rank has the
+    reason, and the records before count. An incomplete last line was being written when the run was killed.
     """
     reader = JournalReader(path)
     try:
@@ -399,7 +393,7 @@ def read_journal(path: Path) -> list[RankFile]:
 
 
 def _read(reader: JournalReader, file: BinaryIO) -> str:
-    """Reads the records of a file; returns why that failed, or an empty text."""
+    """Read the records of a file; return why that failed, or an empty text."""
     number = 0
     while line := file.readline(LINE_LIMIT + 2):
         number += 1
@@ -407,7 +401,7 @@ def _read(reader: JournalReader, file: BinaryIO) -> str:
         if not is_whole and len(line) <= LINE_LIMIT:
             break
         try:
-            reader.take(decode(line[:-1] if is_whole else line))
+            reader.add(decode(line[:-1] if is_whole else line))
         except RecordError as error:
             return f"cannot be read to its end: line {number} {error}"
     return "" if number else "is empty"

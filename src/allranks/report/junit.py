@@ -1,7 +1,7 @@
-"""The merged JUnit report, written job by job, in files that stay below the limit of GitLab.
+"""Writes the merged JUnit report, job by job, in files that stay below GitLab's limit.
 
-``junit.xml`` is the whole report if that fits; else it continues in ``junit-2.xml`` and so on, each of them a
-complete document with its own counts, and a suite may continue in the next file under the same name.
+If the report does not fit into ``junit.xml``, it continues in ``junit-2.xml`` and so on. Each file is a complete
+document with its own counts, and a suite may continue in the next file under the same name.
 """
 
 import re
@@ -20,13 +20,13 @@ from allranks.report.junit_case import Fact, JUnitForm, render_case, shown, uniq
 from allranks.report.junit_document import CONTINUED, JUnitDocument, SuiteHead
 from allranks.report.results import TestVerdict
 
-_USUAL: Final = JUnitForm()
+_DEFAULT: Final = JUnitForm()
 
 
 class JUnitWriter:
-    """Writes the report of a run; a context manager, whose successful exit moves the files to their places."""
+    """Writes the report of a run; a context manager, which replaces an earlier report if no error occurs."""
 
-    def __init__(self, path: Path, form: JUnitForm = _USUAL) -> None:
+    def __init__(self, path: Path, form: JUnitForm = _DEFAULT) -> None:
         self._path = path
         self._form = form
         self._parts: list[JUnitDocument] = []
@@ -35,10 +35,9 @@ class JUnitWriter:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files of the report, in order."""
-        return tuple(_place(self._path, number) for number in range(1, len(self._parts) + 1))
+        return tuple(_part_path(self._path, number) for number in range(1, len(self._parts) + 1))
 
     def __enter__(self) -> Self:
-        """Begin the first file."""
         self._next_part()
         return self
 
@@ -47,11 +46,11 @@ class JUnitWriter:
         head = SuiteHead(name=self._unique(suite.name), started=suite.started, facts=(*_facts(suite), *_totals(suite)))
         cases = self._cases(suite)
         first = next(cases, None)
-        if not self._has_room(head.size + (len(first[0]) if first else 0)):
+        if not self._fits(head.size + (len(first[0]) if first else 0)):
             self._next_part()
         self._open.begin(head)
         for xml, test in chain((first,) if first else (), cases):
-            if not self._has_room(len(xml)):
+            if not self._fits(len(xml)):
                 self._open.end()
                 self._next_part()
                 self._open.begin(replace(head, facts=(*_facts(suite), ("part", len(self._parts)))))
@@ -59,7 +58,7 @@ class JUnitWriter:
         self._open.end()
 
     def _unique(self, name: str) -> str:
-        """A unique name for a suite: two jobs whose cells and suites form the same name stay distinct."""
+        """A unique name for a suite, even if the cells and suites of two jobs form the same name."""
         name = shown(name)
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name} #{self._names[name]}"
@@ -72,7 +71,7 @@ class JUnitWriter:
     def _open(self) -> JUnitDocument:
         return self._parts[-1]
 
-    def _has_room(self, size: int) -> bool:
+    def _fits(self, size: int) -> bool:
         return not self._open.has_cases or self._open.size + size + len(CONTINUED) < self._form.file_limit
 
     def _next_part(self) -> None:
@@ -80,25 +79,25 @@ class JUnitWriter:
             self._open.finish()
             with _unfinished(self.files[-1]).open("ab") as file:
                 file.write(CONTINUED)
-        path = _unfinished(_place(self._path, len(self._parts) + 1))
+        path = _unfinished(_part_path(self._path, len(self._parts) + 1))
         self._parts.append(JUnitDocument(path))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the report; on an error, such as a file of another program in its place, the previous report stays."""
+        """Finish the report; on an error, the previous report stays."""
         try:
             if kind is None:
                 self._open.finish()
-                self._take_places()
+                self._replace_files()
         finally:
             for part in self._parts:
                 part.close()
             for path in self.files:
                 _unfinished(path).unlink(missing_ok=True)
 
-    def _take_places(self) -> None:
-        """Move the files to their places, the first one last: a reader that finds it finds its continuations too."""
+    def _replace_files(self) -> None:
+        """Replace the files, the first one last, so that a reader who finds it also finds its continuations."""
         for path in self.files:
-            refuse_foreign(path, is_merged_report)
+            reject_foreign(path, is_merged_report)
         for path in reversed(self.files):
             _unfinished(path).replace(path)
         for path in _later_parts(self._path):
@@ -106,21 +105,21 @@ class JUnitWriter:
                 path.unlink()
 
 
-def refuse_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
-    """Refuses to overwrite a file that is not a report of allranks.
+def reject_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
+    """Raise a ResultsError if writing to a path would overwrite a file of another program.
 
-    A FIFO, a socket or a device has no content to lose: the report replaces it.
+    A FIFO, a socket or a device has no content to lose, so the report replaces it.
     """
     if (path.is_file() or path.is_dir()) and not is_ours(path):
-        msg = f"{path} is not a report of allranks."
+        msg = f"{path} was not written by allranks."
         raise ResultsError(
             msg,
-            why="Merging writes its report there, and would overwrite it.",
-            remedy="Move it out of the folder, or rename it and, if it is XML, accept it: --ignore NAME.",
+            why="The report would overwrite it.",
+            remedy="Move it out of the folder, or rename it and, if it is XML, add --ignore NAME.",
         )
 
 
-def _place(first: Path, number: int) -> Path:
+def _part_path(first: Path, number: int) -> Path:
     """The path of a part of the report; parts count from 1."""
     return first if number == 1 else first.with_name(f"{first.stem}-{number}{first.suffix}")
 
@@ -130,7 +129,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def _later_parts(first: Path) -> list[Path]:
-    """The existing files with names of parts after the first."""
+    """The existing files that have the name of a part after the first."""
     name = re.compile(rf"{re.escape(first.stem)}-\d+{re.escape(first.suffix)}")
     return sorted(path for path in first.parent.iterdir() if name.fullmatch(path.name))
 
@@ -148,7 +147,7 @@ def _facts(suite: JobSummary) -> Iterator[Fact]:
 
 
 def _totals(suite: CellSuite) -> Iterator[Fact]:
-    """The facts that are written once for a suite, however many files it spans."""
+    """The facts that are written once for a suite, even if it spans several files."""
     yield "deselected", suite.deselected or None
     yield "skip_but_pass", suite.counts.skip_but_pass or None
     yield "flaky", suite.counts.flaky or None

@@ -1,12 +1,12 @@
-"""One testcase of the merged report, its form, and names that stay distinct in every client.
+"""Renders one testcase of the merged report, with a name that is unique in every client.
 
 Clients do not compare names exactly. Allure identifies a test by ``classname.name``, stripped of white space at its
-ends; xunit-viewer by a 32-bit hash of name and class name, under which ``[Aa]`` equals ``[BB]``. If a client takes two
-tests for the same, one is lost from its counts. The later one therefore gets a number that makes it unique.
+ends; xunit-viewer by a 32-bit hash of name and class name, under which ``[Aa]`` equals ``[BB]``. A client that treats
+two tests as one loses a test from its counts, so the later test gets a number that makes it unique.
 
-Clients dictate the order and the shape of the elements (``tests/report/clients`` shows each with the client itself):
-one outcome element, with attributes and a text; and, before the retries of a test that passed in the end, a text with
-its earlier failures, because xunit-viewer takes the first element that it does not recognize for the outcome.
+Clients also determine the order and the form of the elements (``tests/report/clients`` tests them with the clients
+themselves): one outcome element with attributes and a text and, before the retries of a test that passed in the end, an
+output with its earlier failures, because xunit-viewer treats the first element that it does not know as the outcome.
 """
 
 import re
@@ -33,32 +33,32 @@ from allranks.report.judged import JobSummary
 from allranks.report.results import PassedRanks, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
 
 ClassNames = Literal["pytest", "cell"]
-"""``pytest``: testcases have pytest's class names. ``cell``: these are prefixed with cell and suite, for clients that
-identify a test only by class name and name and would take its results in two cells for two attempts."""
+"""``pytest``: pytest's class names. ``cell``: class names prefixed with cell and suite, for clients that identify a
+test only by class name and name and would treat its results in two cells as two attempts."""
 
 FILE_LIMIT: Final = 30_000_000
-"""Bytes that no file of the report reaches: GitLab refuses JUnit files larger than 30 MB."""
+"""Bytes: GitLab rejects JUnit files that are larger than 30 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JUnitForm:
-    """The form of the merged report."""
+    """Options of the merged report."""
 
     classname: ClassNames = "pytest"
-    file_limit: int = FILE_LIMIT  # bytes below which each file stays, unless a single testcase is as large
+    file_limit: int = FILE_LIMIT  # the size in bytes that each file stays below, unless one testcase is larger
 
 
 NAME_LIMIT: Final = 2000
-"""The most characters of a name: names include parameters, for which pytest has no limit."""
+"""The most characters of a name: names include parameters, which pytest does not limit."""
 
 NAMELESS: Final = "(no name)"
 
 _BITS: Final = 0xFFFFFFFF
 _BASE: Final = 31
 _STRIDE: Final = 128
-"""Units at the beginning of a name that are summed at once; longer names are rare."""
+"""UTF-16 units at the beginning of a name that are summed at once; longer names are rare."""
 
-_POWERS: Final = tuple(pow(_BASE, place, _BITS + 1) for place in reversed(range(_STRIDE)))
+_POWERS: Final = tuple(pow(_BASE, power, _BITS + 1) for power in reversed(range(_STRIDE)))
 _PLAIN: Final = re.compile(r"[!-~]+").fullmatch
 
 Name = tuple[str, str]
@@ -69,21 +69,21 @@ Identities = tuple[str, int]
 
 
 def unique_names(suite: JobSummary, tests: Sequence[TestVerdict], form: JUnitForm) -> Iterator[Name]:
-    """The class name and the name of each testcase, readable and unique in the suite.
+    """The readable and unique class name and name of each testcase of a suite.
 
-    The first of several equal names stays unchanged, and no numbered name collides with another test's own name.
+    The first of several equal names stays unchanged, and no numbered name is equal to another test's own name.
     """
     prefix = shown(f"{suite.cell}.{suite.suite}") if form.classname == "cell" else ""
     classes = _Classes(prefix)
 
     names = [(classes.shown(test.classname), shown(test.name)) for test in tests]
-    # Of equal full names Python's hashes are equal, too, and take less memory.
+    # Hashes take less memory than names, and are equal for equal names.
     are_unique = _are_unique(hash(classes.full(name)) for name in names) and _are_unique(map(classes.hash, names))
     return iter(names) if are_unique else _numbered_names(names, classes)
 
 
 def _are_unique(keys: Iterable[int]) -> bool:
-    """Whether no key is there twice; a set would take three times the memory."""
+    """Whether all keys are distinct; a set would take three times the memory."""
     ordered = sorted(keys)
     return all(map(ne, ordered, ordered[1:]))
 
@@ -91,7 +91,7 @@ def _are_unique(keys: Iterable[int]) -> bool:
 def _numbered_names(names: Sequence[Name], classes: "_Classes") -> Iterator[Name]:
     reserved: set[str | int] = set(chain.from_iterable(map(classes.identities, names)))
     taken: set[str | int] = set()
-    numbers: dict[str, Iterator[int]] = {}  # by a name as clients identify it: the next that may be free
+    numbers: dict[str, Iterator[int]] = {}  # the next numbers to try, by the name as clients identify it
     for name in names:
         found, identities = name, classes.identities(name)
         tries = numbers.setdefault(identities[0], count(2)) if not taken.isdisjoint(identities) else ()
@@ -105,7 +105,7 @@ def _numbered_names(names: Sequence[Name], classes: "_Classes") -> Iterator[Name
 
 
 def shown(name: str) -> str:
-    """A name for display: readable, never empty, and not much longer than :data:`NAME_LIMIT`."""
+    """A name for display: readable, not empty, and not much longer than :data:`NAME_LIMIT`."""
     if len(name) > NAME_LIMIT:
         half = NAME_LIMIT // 2
         name = f"{name[:half]}[... {len(name) - 2 * half} characters cut here ...]{name[-half:]}"
@@ -114,7 +114,7 @@ def shown(name: str) -> str:
 
 
 class _Classes:
-    """The class names of a suite, each processed once: a suite has few, with many tests in each."""
+    """Processes each class name of a suite once: a suite has few, each with many tests."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -122,14 +122,13 @@ class _Classes:
         self._hashes: dict[str, tuple[int, int]] = {}
 
     def shown(self, classname: str) -> str:
-        """A class name for display; it stays empty for a module that was skipped as a whole."""
+        """A class name for display; empty for a module that was skipped as a whole."""
         if classname not in self._shown:
             own = shown(classname) if classname else ""
             self._shown[classname] = ".".join(part for part in (self._prefix, own) if part)
         return self._shown[classname]
 
     def identities(self, name: Name) -> Identities:
-        """The keys by which clients identify a testcase."""
         return self.full(name), self.hash(name)
 
     def full(self, name: Name) -> str:
@@ -160,7 +159,7 @@ def _hash(text: str) -> int:
 
 
 def _units(text: str) -> bytes | memoryview:
-    """The UTF-16 units of a text, as JavaScript counts them."""
+    """The UTF-16 units of a text."""
     return text.encode() if text.isascii() else memoryview(text.encode("utf-16-le")).cast("H")
 
 
@@ -168,28 +167,28 @@ RETRY_LIMIT: Final = 16 * 1024
 """The most characters of a text of an earlier attempt."""
 
 RETRIES: Final = 20
-"""Earlier attempts that are reported in full: rerunning until a pass may produce thousands."""
+"""Earlier attempts that are reported in full: there may be thousands, if a test is rerun until it passes."""
 
 Fact = tuple[str, object]
-"""A property's name and value; a value that is None or empty is left out."""
+"""A property's name and value; if the value is None or empty, the property is omitted."""
 
 
 def render_case(test: TestVerdict, name: Name) -> str:
-    """A testcase as XML; its name is unique in the suite."""
+    """A testcase as XML, under its unique name."""
     classname, own = name
-    start = f'<testcase classname={attribute(classname)} name={attribute(own)}{_place(test)} time="{test.time:.6g}">\n'
+    start = f'<testcase classname={attribute(classname)} name={attribute(own)}{_source(test)} time="{test.time:.6g}">\n'
     return f"{start}{_body(test)}</testcase>\n"
 
 
-def _place(test: TestVerdict) -> str:
-    """Where a test is, as clients link to it: its file, and of a bad one the line that its traceback leads to."""
+def _source(test: TestVerdict) -> str:
+    """The file and line to which clients link."""
     file, line = test.source
     return (f" file={attribute(file)}" if file else "") + (f' line="{line}"' if line else "")
 
 
-def properties(said: Iterable[Fact]) -> str:
-    """A ``properties`` element with the facts that have a value; empty if none has."""
-    lines = "".join([property_line(name, value) for name, value in said if is_told(value)])
+def properties(facts: Iterable[Fact]) -> str:
+    """A ``properties`` element with the facts that have a value; empty if there are none."""
+    lines = "".join([property_line(name, value) for name, value in facts if value is not None and value != ""])
     return f"<properties>{lines}</properties>\n" if lines else ""
 
 
@@ -202,33 +201,25 @@ def property_line(name: str, value: object) -> str:
 
 @lru_cache(maxsize=64)
 def _passed(ranks: str) -> str:
-    """The properties of each plain pass of a job."""
+    """The properties that all plain passes of a job have in common."""
     return property_line("ranks", ranks) + property_line("rule", VerdictRule.PASSED.value)
 
 
-def _seconds(said: str) -> str:
-    """Different in nearly each test: it is not worth remembering, nor needs it escapes."""
-    return f'<property name="allranks.seconds" value="{said}"/>' if said else ""
-
-
-def is_told(value: object) -> bool:
-    """True if a value is not None and not empty; zero counts."""
-    return value is not None and value != ""
-
-
 def _body(test: TestVerdict) -> str:
-    """Facts are properties; output follows an outcome and precedes retries."""
-    if _has_just_passed(test):
+    """Properties, outcome, output, earlier attempts."""
+    if _is_plain_pass(test):
         own = f"{property_line('nodeid', test.nodeid)}{_passed(compact(test.ranks))}"
-        return f"<properties>{own}{_seconds(seconds_of(test.ranks))}</properties>\n"
+        seconds = seconds_of(test.ranks)  # digits, which need no escapes
+        own += f'<property name="allranks.seconds" value="{seconds}"/>' if seconds else ""
+        return f"<properties>{own}</properties>\n"
     parts = [properties(_facts(test))]
     if test.verdict.kind is not VerdictKind.PASSED or test.earlier:
-        parts.extend((*outcome_element(test), *_output(test), *_before(test), *_retries(test)))
+        parts.extend((*outcome_element(test), *_output(test), *_earlier_failures(test), *_retries(test)))
     return "".join(parts)
 
 
-def _has_just_passed(test: TestVerdict) -> bool:
-    """True for a plain pass: nearly every test, and quick to render."""
+def _is_plain_pass(test: TestVerdict) -> bool:
+    """True for nearly every test, which can then be rendered quickly."""
     return test.verdict.rule is VerdictRule.PASSED and test.verdict.kind is VerdictKind.PASSED and not test.earlier
 
 
@@ -238,7 +229,7 @@ def _facts(test: TestVerdict) -> Iterator[Fact]:
     yield "rule", str(test.verdict.rule.value)
     yield "seconds", seconds_of(test.ranks)
     if test.verdict.is_bad:
-        yield "texts", places_of_texts(test, _text(test.verdict, TEXT_LIMIT))
+        yield "texts", locations_of_texts(test, _text(test.verdict, TEXT_LIMIT))
     if test.verdict.rule is not VerdictRule.PASSED:
         yield from _facts_of_verdict(test.verdict)
     if test.earlier:
@@ -254,49 +245,49 @@ def _facts_of_verdict(verdict: Verdict) -> Iterator[Fact]:
         yield "skip_but_pass", clean_cut(verdict.message, MESSAGE_LIMIT) or "skipped"
 
 
-_LEADS_THE_TEXT: Final = frozenset({VerdictRule.LEADING_OUTCOME, VerdictRule.UNACCOUNTED})
+_RULES_WITH_PRIMARY_FAILURE: Final = frozenset({VerdictRule.PRIMARY_FAILURE, VerdictRule.UNACCOUNTED})
 
 
 def seconds_of(ranks: Sequence[RankResult]) -> str:
-    """``0.25 0.31``: what the test took on each rank, by rank; empty if they differ by 0.01 s or 5 % at most.
+    """``0.25 0.31``: the duration on each rank, by rank; empty if the durations differ by at most 0.01 s or 5 %.
 
-    Ranks run in lockstep, so that nearly all tests have none. Of 64 ranks they would be half of the report.
+    Ranks run in lockstep, so nearly all tests have none. With 64 ranks, they would make up half of the report.
     """
     if isinstance(ranks, PassedRanks):
-        team, place = ranks.team, ranks.place
-        is_alike = _is_alike(team.fastest[place], team.slowest[place])
-        return "" if is_alike else _written([file.seconds[place] for file in team.files])
+        group, index = ranks.group, ranks.test_index
+        are_close = _are_close(group.fastest[index], group.slowest[index])
+        return "" if are_close else _written([file.seconds[index] for file in group.files])
     times = [rank.duration for rank in ranks]
-    return "" if not times or _is_alike(min(times), max(times)) else _written(times)
+    return "" if not times or _are_close(min(times), max(times)) else _written(times)
 
 
-def _is_alike(fastest: float, slowest: float) -> bool:
+def _are_close(fastest: float, slowest: float) -> bool:
     return slowest - fastest <= 0.01 or fastest >= 0.95 * slowest
 
 
 def _written(times: Sequence[float]) -> str:
-    return ("%.3g " * len(times) % tuple(times))[:-1]  # in one call: a report may have millions
+    return ("%.3g " * len(times) % tuple(times))[:-1]  # one call for all ranks: a report may have millions of times
 
 
-def places_of_texts(test: TestVerdict, text: str) -> str:
-    """``1@52+310 0,2@420+80``: the ranks whose own text, or else message, stands in a text from there, so long.
+def locations_of_texts(test: TestVerdict, text: str) -> str:
+    """``1@52+310 0,2@420+80``: ranks, and the offset and length of their own text (or message) in the verdict's text.
 
-    Any text may look like the beginning of another rank's, so its readers cannot find these places by themselves. A
-    text that was cut has none.
+    A reader cannot find these locations by itself, because any text may look like the beginning of another rank's. A
+    text that was cut has no location.
     """
-    return " ".join(_places(test, text))
+    return " ".join(_locations(test, text))
 
 
-def _places(test: TestVerdict, text: str) -> Iterator[str]:
-    at = 0
-    lead = test.lead if test.verdict.rule in _LEADS_THE_TEXT else None
-    for ranks, section in sections(test.ranks, lead):
-        start = text.find(section, at)
+def _locations(test: TestVerdict, text: str) -> Iterator[str]:
+    end = 0
+    primary = test.primary if test.verdict.rule in _RULES_WITH_PRIMARY_FAILURE else None
+    for ranks, section in sections(test.ranks, primary):
+        start = text.find(section, end)
         if start < 0:
             continue
-        at = start + len(section)
+        end = start + len(section)
         own = own_text(ranks[0])
-        yield f"{numbers(rank.rank for rank in ranks).replace(' ', '')}@{at - len(own)}+{len(own)}"
+        yield f"{numbers(rank.rank for rank in ranks).replace(' ', '')}@{end - len(own)}+{len(own)}"
 
 
 def _type(verdict: Verdict) -> str:
@@ -311,7 +302,7 @@ def outcome_element(test: TestVerdict) -> Iterator[str]:
     tag = verdict.kind.value
     message, text = _message(verdict, MESSAGE_LIMIT), _text(verdict, TEXT_LIMIT)
     if tag == "skipped":
-        text = "\n\n".join([text, *map(_told, _shown(test.earlier))])
+        text = "\n\n".join([text, *map(_as_text, _shown(test.earlier))])
     yield f"<{tag} message={attribute(message)} type={attribute(_reason(verdict))}>{element_text(text)}</{tag}>\n"
 
 
@@ -329,7 +320,7 @@ def _text(verdict: Verdict, limit: int) -> str:
 
 
 def _output(test: TestVerdict) -> Iterator[str]:
-    """The output of the ranks of a bad test, each under its number."""
+    """The output of the ranks of a failed test, each under its number."""
     ranks = test.ranks if test.verdict.is_bad else ()
     out, err = _streams(ranks, test.verdict.leading, TEXT_LIMIT)
     yield from _stream("system-out", out)
@@ -337,7 +328,7 @@ def _output(test: TestVerdict) -> Iterator[str]:
 
 
 def _streams(ranks: Sequence[RankResult], leading: int | None, limit: int) -> tuple[str, str]:
-    """Standard output and standard error, the leading rank's first, so that cuts affect the other ranks."""
+    """Standard output and standard error, beginning with the primary failure, so that cuts affect the other ranks."""
     ordered = sorted(ranks, key=lambda rank: rank.rank != leading)
     printed = ([(rank.rank, rank.stdout) for rank in ordered], [(rank.rank, rank.stderr) for rank in ordered])
     out, err = (
@@ -351,21 +342,21 @@ def _stream(tag: str, text: str) -> Iterator[str]:
         yield f"<{tag}>{element_text(text)}</{tag}>\n"
 
 
-def _before(test: TestVerdict) -> Iterator[str]:
+def _earlier_failures(test: TestVerdict) -> Iterator[str]:
     """One line for each earlier attempt at a test that passed in the end."""
     if test.earlier and test.verdict.kind is VerdictKind.PASSED:
         lines = (f"attempt {attempt.number}: {_message(attempt.verdict, MESSAGE_LIMIT)}\n" for attempt in test.earlier)
-        yield from _stream("system-out", cut(f"passed in the end; before:\n{''.join(lines)}"))
+        yield from _stream("system-out", cut(f"passed in the end; earlier attempts:\n{''.join(lines)}"))
 
 
 def _retries(test: TestVerdict) -> Iterator[str]:
-    """The earlier attempts, in Surefire's form for reruns; for a test skipped in the end, they are in its text."""
+    """The earlier attempts as Surefire writes reruns; for a test that was skipped in the end, they are in its text."""
     if test.verdict.kind is VerdictKind.SKIPPED:
-        # junit-to-ctrf takes a skipped test with a flaky failure for a passed one.
+        # junit-to-ctrf treats a skipped test with a flaky failure as passed.
         return
-    word = "rerun" if test.verdict.is_bad else "flaky"
+    prefix = "rerun" if test.verdict.is_bad else "flaky"
     for attempt in _shown(test.earlier):
-        tag = word + ("Failure" if attempt.verdict.kind is VerdictKind.FAILURE else "Error")
+        tag = prefix + ("Failure" if attempt.verdict.kind is VerdictKind.FAILURE else "Error")
         yield _retry(tag, attempt)
 
 
@@ -383,8 +374,7 @@ def _retry(tag: str, attempt: TestVerdict) -> str:
     return f"{start}{stack}{streams}</{tag}>\n"
 
 
-def _told(attempt: TestVerdict) -> str:
-    """An earlier attempt as plain text."""
+def _as_text(attempt: TestVerdict) -> str:
     verdict = attempt.verdict
     streams = _streams(attempt.ranks, verdict.leading, RETRY_LIMIT)
     text = "\n".join(part for part in (_text(verdict, RETRY_LIMIT), *streams) if part)

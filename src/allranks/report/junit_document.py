@@ -1,6 +1,6 @@
-"""One file of the merged report: a complete JUnit document with counts of its own.
+"""Writes one file of the merged report: a complete JUnit document with its own counts.
 
-Testcases are written to disk at once. The counts at the beginning are known only at the end: space is reserved for
+Testcases are written to disk at once. The counts in the start tags are known only at the end, so space is reserved for
 them.
 """
 
@@ -21,11 +21,11 @@ from allranks.report.results import VerdictKind
 from allranks.report.untrusted import fresh, open_regular
 
 _HEADER: Final = b'<?xml version="1.0" encoding="UTF-8"?>\n'
-_ROOM: Final = 160
+_RESERVED: Final = 160
 """Bytes reserved for the counts in a start tag: five numbers of up to 20 digits, and their names."""
 
 _LONGEST: Final = 1e12
-"""The largest sum of seconds that is written: a damaged file may claim any number."""
+"""The largest sum of seconds that is written: a damaged file may state any number."""
 
 _END_OF_SUITE: Final = b"</testsuite>\n"
 _END: Final = b"</testsuites>\n"
@@ -35,7 +35,6 @@ CONTINUED: Final = b"<!-- continues in the next file -->\n"
 
 
 def _attributes(counts: Counts) -> str:
-    """Counts as a start tag states them."""
     return (
         f' tests="{counts.tests}" failures="{counts.failed}" errors="{counts.errors}" skipped="{counts.skipped}"'
         f' time="{min(counts.time, _LONGEST):.3f}"'
@@ -47,27 +46,27 @@ class SuiteHead:
     """The start of a suite."""
 
     name: str
-    facts: tuple[Fact, ...]  # its properties besides name and counts
+    facts: tuple[Fact, ...]  # its properties
     started: float | None = None
 
     @property
     def size(self) -> int:
         """Its approximate size in bytes."""
-        return len(properties(self.facts).encode()) + len(self.name.encode()) + 2 * _ROOM
+        return len(properties(self.facts).encode()) + len(self.name.encode()) + 2 * _RESERVED
 
     @property
     def timestamp(self) -> str:
-        """The start of the job, in ISO 8601; empty if unknown."""
+        """The start of the job in ISO 8601; empty if unknown."""
         started = self.started
         return "" if started is None else datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
 
 
 class JUnitDocument:
-    """A file that is being written, suite by suite: ``testsuites`` with a ``testsuite`` for each job."""
+    """A file that is written suite by suite: ``testsuites`` with a ``testsuite`` for each job."""
 
     def __init__(self, path: Path) -> None:
-        self.has_cases = False  # True if it has a testcase
-        self.size = len(_END_OF_SUITE) + len(_END)  # bytes that the file would have if it ended here, at most
+        self.has_cases = False
+        self.size = len(_END_OF_SUITE) + len(_END)  # at most so many bytes if it ended here
         self._file = fresh(path).open("w+b")
         self._all, self._suite = Counts(), Counts()
         self._counts: list[tuple[int, Counts]] = []
@@ -78,36 +77,36 @@ class JUnitDocument:
         """Write a start tag with space reserved for counts."""
         self._write(tag.encode())
         self._counts.append((self._file.tell(), counts))
-        self._write(b" " * _ROOM + f"{rest}>\n".encode())
+        self._write(b" " * _RESERVED + f"{rest}>\n".encode())
 
     def begin(self, head: SuiteHead) -> None:
         """Begin a suite."""
         self._suite = Counts()
-        began = f' timestamp="{head.timestamp}"' if head.timestamp else ""
-        self._start(f"<testsuite name={attribute(head.name)}", self._suite, began)
+        timestamp = f' timestamp="{head.timestamp}"' if head.timestamp else ""
+        self._start(f"<testsuite name={attribute(head.name)}", self._suite, timestamp)
         self._write(properties(head.facts).encode())
 
     def add(self, case: bytes, kind: VerdictKind, seconds: float) -> None:
-        """Add a testcase to the suite that was begun last."""
+        """Add a testcase to the open suite."""
         self.has_cases = True
         self._suite.add(kind, seconds)
         self._write(case)
 
     def end(self) -> None:
-        """End that suite."""
+        """End the suite."""
         self._all += self._suite
         self._write(_END_OF_SUITE)
 
     def finish(self) -> None:
         """Complete the file and close it."""
         self._write(_END)
-        for place, counts in self._counts:
-            self._file.seek(place)
+        for offset, counts in self._counts:
+            self._file.seek(offset)
             self._file.write(_attributes(counts).encode())
         self.close()
 
     def close(self) -> None:
-        """Close the open file, which is a complete document only if it was finished."""
+        """Close the file, which is a complete document only after :meth:`finish`."""
         self._file.close()
 
     def _write(self, data: bytes) -> None:
@@ -115,9 +114,9 @@ class JUnitDocument:
 
 
 def report_parts(first: Path) -> Iterator[Path]:
-    """The files of a JUnit report: of allranks' own, also those that continue it (``junit-2.xml`` and so on).
+    """The files of a JUnit report, including those that continue a report of allranks (``junit-2.xml`` and so on).
 
-    A file that the one before names is among them if it is absent, too: reading it is an error.
+    If a file is continued but the next one does not exist, that one is included nevertheless: reading it is an error.
     """
     yield first
     part = first

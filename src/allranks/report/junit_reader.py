@@ -1,7 +1,7 @@
-"""Reads JUnit XML, of allranks and of other writers, in a stream.
+"""A streaming reader of JUnit XML from allranks and other writers.
 
-Nothing in a file can make the reader fetch or expand anything: a document type declaration, the only way to declare an
-entity, is refused. Every element and attribute must be in the vocabulary.
+No file can make the reader fetch or expand anything, because a document type declaration, the only way to declare an
+entity, is an error. Every element and attribute must be in the vocabulary.
 """
 
 import os
@@ -23,13 +23,13 @@ from allranks.report.vocabulary import (
     UnknownError,
     checked,
     checked_property,
-    outcome_said,
     seconds_of,
+    stated_outcome,
 )
 
 _CHUNK: Final = 1 << 18
 _FIRST_CHUNK: Final = 1 << 10
-"""Small, so that few testcases come with the declaration and the root."""
+"""Small, so that the chunk with the declaration and the root has few testcases."""
 
 _DEEPEST: Final = 64
 _SHOWN: Final = 40
@@ -38,9 +38,11 @@ _OF_GOOGLETEST: Final = "AllTests"
 
 
 class UnreadableError(Exception):
-    """A file cannot be read to its end, or not be interpreted.
+    """A file cannot be read to its end, or cannot be interpreted.
 
-    It says why, without a full stop, and in one sentence what to do, if that is known.
+    Args:
+        why: The reason, without a full stop.
+        remedy: A sentence on what to do.
     """
 
     def __init__(self, why: str, remedy: str = "") -> None:
@@ -49,47 +51,51 @@ class UnreadableError(Exception):
 
 
 class JUnitReader:
-    """Reads one file. Subclasses receive its testcases and its suites."""
+    """Reads one file. Subclasses receive its testcases and suites.
+
+    Args:
+        allowed: Additional attributes of suites and testcases, which do not affect the outcome.
+    """
 
     def __init__(self, allowed: Collection[str] = ()) -> None:
         self.problem = ""  # the first contradiction
         self.note = ""  # an oddity that may be harmless
-        self.suites: list[Suite] = []  # the open ones, the root first
+        self.suites: list[Suite] = []  # the open suites, the root first
         self.tags: list[str] = ["document"]  # the open elements
-        self._allowed = frozenset(allowed)  # attributes of suites and testcases that say nothing about the outcome
+        self._allowed = frozenset(allowed)
         self._case: Mapping[str, str] = {}
         self._details: CaseDetails | None = None
         self._attributes: Mapping[str, str] = {}
         self._text: list[str] = []
-        self._stray = ""
+        self._unexpected = ""
         self._is_ours = False
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
-        self.parser.StartDoctypeDeclHandler = self._refuse_doctype
+        self.parser.StartDoctypeDeclHandler = self._reject_doctype
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
         self.parser.CharacterDataHandler = self.text
 
     @property
     def is_of_googletest(self) -> bool:
-        """True if the root is GoogleTest's, where a testcase without a status did not run."""
+        """True if GoogleTest wrote the file, in which a testcase without a status did not run."""
         return self.suites[0].name == _OF_GOOGLETEST
 
     def add_case(self, case: Mapping[str, str], seconds: float, details: CaseDetails | None) -> None:
-        """Receive a testcase: its attributes, its time, and its details, which are None for one with nothing else."""
+        """Receive a testcase: its attributes, its time, and its details, unless it has no content."""
 
     def add_property(self, name: str, value: str) -> None:
-        """Receive a property of the suite that was begun last."""
+        """Receive a property of the innermost open suite."""
 
     def end_suite(self, suite: Suite) -> None:
         """Receive a suite, or the root, at its end."""
 
-    def taken(self, chunk: bytes) -> bytes:
-        """The next bytes of the file, as they are given to expat."""
+    def for_expat(self, chunk: bytes) -> bytes:
+        """The form of the next bytes of the file that is passed to expat."""
         return chunk
 
     def feed(self, path: Path) -> Iterator[None]:
-        """Read a file, with a pause after each chunk; UnreadableError if it is not JUnit XML, or cut short."""
+        """Read a file, and yield after each chunk; UnreadableError if it is truncated or is not JUnit XML."""
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size == 0:
                 msg = "it is empty"
@@ -103,27 +109,27 @@ class JUnitReader:
                 msg = f"it is broken or cut short at line {error.lineno} ({expat.ErrorString(error.code)})"
                 raise UnreadableError(msg) from error
             except (LookupError, ValueError) as error:
-                if self.suites:  # the encoding is known before the root begins: this is a bug
+                if self.suites:  # the encoding is known before the root begins, so this is a bug of allranks
                     raise
                 msg = f"its encoding cannot be read ({error})"
                 raise UnreadableError(msg) from error
             finally:
-                del self.parser  # it refers to this reader, and both would stay until the cycle is found
+                del self.parser  # it refers to this reader: the cycle would keep both in memory
 
     def _parse(self, file: BinaryIO) -> Iterator[None]:
         # An older expat rescans an unfinished attribute with each chunk, so that one of 50 MB would take minutes: the
         # chunk size doubles until expat reports something.
         size, fed = _FIRST_CHUNK, 0
         while chunk := file.read(size):
-            left = self.taken(chunk)
-            self.parser.Parse(left, False)
-            fed += len(left)
+            chunk = self.for_expat(chunk)
+            self.parser.Parse(chunk, False)
+            fed += len(chunk)
             size = max(size * 2, _CHUNK) if fed - self.parser.CurrentByteIndex > _CHUNK else _CHUNK
             yield
         self.parser.Parse(b"", True)
         yield
 
-    def _refuse_doctype(self, *_: object) -> None:
+    def _reject_doctype(self, *_: object) -> None:
         msg = "it declares a document type, which can declare entities of any size"
         raise UnknownError(msg, "Remove the declaration.")
 
@@ -133,7 +139,7 @@ class JUnitReader:
 
     def enter(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Check an element, and open it."""
-        self._refuse_stray_text()
+        self._reject_unexpected_text()
         checked(tag, self.tags[-1], attributes, self._allowed)
         if len(self.tags) > _DEEPEST:
             msg = f"it has more than {_DEEPEST} elements within each other"
@@ -147,7 +153,7 @@ class JUnitReader:
         if tag == "testcase":
             self._case, self._details = attributes, None
             if self.is_of_googletest and "status" not in attributes:
-                msg = "a testcase of GoogleTest has no status, as in a list of tests, which did not run"
+                msg = "a testcase of GoogleTest has no status, so this is a list of tests, not the report of a run"
                 raise UnknownError(msg, "Give the report of a run without --gtest_list_tests.")
         elif tag in ROOTS:
             self._is_ours = self._is_ours or (not self.suites and attributes.get("name") == REPORT_NAME)
@@ -160,8 +166,7 @@ class JUnitReader:
             self._text.clear()
 
     def end(self, tag: str) -> None:
-        """End an element."""
-        self._refuse_stray_text()
+        self._reject_unexpected_text()
         self.tags.pop()
         if tag == "testcase":
             self._end_case(self._case, self._details)
@@ -172,16 +177,16 @@ class JUnitReader:
             self._details.add(tag, self._attributes, cut("".join(self._text)))
 
     def text(self, text: str) -> None:
-        """Collect text, up to the end of the element in the testcase that it is in."""
+        """Collect the text of an element in a testcase."""
         if self.tags[-1] not in TEXTS:
-            self._stray = f"{self._stray}{text}".lstrip()[: 2 * _SHOWN]
+            self._unexpected = f"{self._unexpected}{text}".lstrip()[: 2 * _SHOWN]
         elif "testcase" in self.tags:
             self._text.append(text)
 
-    def _refuse_stray_text(self) -> None:
-        if self._stray:
-            found = clipped(printable(self._stray.rstrip()), _SHOWN)
-            msg = f"<{self.tags[-1]}> has the text {found!r}, where no writer has any"
+    def _reject_unexpected_text(self) -> None:
+        if self._unexpected:
+            found = clipped(printable(self._unexpected.rstrip()), _SHOWN)
+            msg = f"<{self.tags[-1]}> has the text {found!r}, but no known writer puts text there"
             raise UnknownError(msg)
 
     def _read_property(self, name: str, value: str) -> None:
@@ -189,24 +194,24 @@ class JUnitReader:
         checked_property(name, value, is_of_case=is_of_case)
         if is_of_case:
             self._details = self._details or CaseDetails()
-            self.unite(self._details.properties, name, value)
+            self.set_property(self._details.properties, name, value)
         else:
             self._is_ours = self._is_ours or name == "allranks.rank"
-            self.unite(self.suites[-1].properties, name, value)
+            self.set_property(self.suites[-1].properties, name, value)
             self.add_property(name, value)
 
-    def unite(self, known: dict[str, str], name: str, value: str) -> None:
-        """Add a property to those that are known; two values of one of allranks' are a contradiction."""
-        if known.setdefault(name, value) != value and name.startswith(OURS):
-            self.contradict(f"{name[:_SHOWN]} is {known[name][:_SHOWN]} and {value[:_SHOWN]}")
+    def set_property(self, properties: dict[str, str], name: str, value: str) -> None:
+        """Add a property; a second, different value of a property of allranks is a contradiction."""
+        if properties.setdefault(name, value) != value and name.startswith(OURS):
+            self.contradict(f"{name[:_SHOWN]} is {properties[name][:_SHOWN]} and {value[:_SHOWN]}")
 
     def _end_case(self, case: Mapping[str, str], details: CaseDetails | None) -> None:
-        suite, seconds, said = self.suites[-1], seconds_of(case.get("time")), outcome_said(case)
+        suite, seconds, in_attributes = self.suites[-1], seconds_of(case.get("time")), stated_outcome(case)
         suite.own["tests"] += 1
-        if said[0] is not Outcome.PASSED:
+        if in_attributes[0] is not Outcome.PASSED:
             details = details or CaseDetails()
         if details:
-            details.end(said)
+            details.end(in_attributes)
             suite.add(details, is_disabled=case.get("status") == "notrun")
         self.add_case(case, seconds, details)
 
@@ -219,9 +224,9 @@ class JUnitReader:
             root, has = self.suites[0] if self.suites else suite, suite.below
             has_more = wrong.keys() == {"tests"} and wrong["tests"] > has["tests"]
             if has_more and root.name == _OF_PYTEST and not self._is_ours:
-                self.note = f"pytest declares {wrong['tests']} tests and has {has['tests']}: it counts subtests, too"
+                self.note = f"pytest declares {wrong['tests']} tests but has {has['tests']}, because it counts subtests"
             else:
                 declared = ", ".join(f"{kind}={count}" for kind, count in wrong.items())
                 found = ", ".join(f"{kind}={has[kind]}" for kind in wrong)
-                self.contradict(f"a suite declares {declared}, and has {found}")
+                self.contradict(f"a suite declares {declared}, but has {found}")
         self.end_suite(suite)

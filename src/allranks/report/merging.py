@@ -1,7 +1,7 @@
-"""Reads a run folder, judges it job by job, and writes the merged reports into it.
+"""Reads a results folder, judges it job by job, and writes the merged reports into it.
 
-Only files are needed: no torch, engine, matrix file or the machine of the run. Merging is idempotent, and processes
-that merge the same folder wait for each other. At most one job's tests are in memory at a time.
+Merging needs only the files: no torch, engine or matrix file, and not the machine of the run. It is idempotent, and
+processes that merge the same folder wait for each other. The tests of one job at a time are in memory.
 """
 
 import os
@@ -15,12 +15,12 @@ from allranks.errors import AllranksError, ResultsError, UsageError
 from allranks.report.axis_correlation import Evidence
 from allranks.report.folder import is_merged_report
 from allranks.report.gathering import Gathered, gather, nothing_found
-from allranks.report.input_rule import USUAL, InputRule
-from allranks.report.judge.accounting import account, troubled_input
+from allranks.report.input_rule import DEFAULT_RULE, InputRule
+from allranks.report.judge.accounting import account, input_errors
 from allranks.report.judge.baseline import Baseline
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
-from allranks.report.junit import JUnitWriter, refuse_foreign
+from allranks.report.junit import JUnitWriter, reject_foreign
 from allranks.report.junit_case import JUnitForm
 from allranks.report.page.writer import PageWriter, is_page
 from allranks.report.report_json import JsonWriter, is_report_json
@@ -37,12 +37,12 @@ SUMMARY_NAME: Final = "summary.md"
 LOCK_NAME: Final = ".merge.lock"
 
 Observer = Callable[[CellSuite], None]
-"""Receives each job with its tests, before these are dropped."""
+"""Called with each job and its tests, which are discarded afterwards."""
 
 
 def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
     folder: Path,
-    rule: InputRule = USUAL,
+    rule: InputRule = DEFAULT_RULE,
     *,
     policy: SkipPolicy | None = None,
     allowed: Collection[str] = (),
@@ -51,49 +51,51 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
     baseline: Baseline | None = None,
     junit_form: JUnitForm | None = None,
 ) -> MergedRun:
-    """Merges the folder of a run, a folder with parts of a run below it, or a folder with the XML of ranks.
-
-    It is a UsageError if there is nothing to judge, and a ResultsError if the reports cannot be written, or would
-    overwrite a file that allranks did not write.
+    """Merge a folder with a run, with parts of a run, or with the XML of ranks.
 
     Args:
-        folder: The folder with the results, to which ``junit.xml``, ``report.html`` and ``summary.md`` are
-            written.
-        rule: Which of its files are the XML of ranks, and which need not be read.
-        policy: How environment skips are read; None for the policy of the run's matrix file, or else of the
-            sandcastle variables.
-        allowed: Attributes in XML that say nothing about the outcome, besides those that are known.
-        environ: Has the sandcastle variables, and names the run of a CI service.
+        folder: The folder with the results, to which the reports are written.
+        rule: Which of its files are the XML of ranks, and which are ignored.
+        policy: Whether environment skips count as skips or passes; None for the policy of the run's matrix file, or
+            else of the sandcastle variables.
+        allowed: Additional XML attributes that do not affect the outcome.
+        environ: The variables of sandcastle and of the CI service.
         observers: Called with each job's tests, in the order of the report. A ``SectionMaker`` adds a section to it. If
-            another one raises an AllranksError, it is not called again, and the result has its error.
-        baseline: The numbers of executed tests in a good run; None for the baseline that the matrix file names.
-        junit_form: The form of ``junit.xml``; None for the usual one.
+            another observer raises an AllranksError, it is not called again, and the result has its error.
+        baseline: The expected numbers of executed tests; None for the baseline in the matrix file.
+        junit_form: Options of ``junit.xml``; None for the default.
+
+    Raises:
+        UsageError: There is nothing to judge.
+        ResultsError: The reports cannot be written, or would overwrite a file of another program.
     """
     root = Path(os.path.realpath(folder))  # Path.resolve raises for circular links
     if root.is_file():
-        msg = f"{folder} is a file, and the results of a run are a folder."
-        raise UsageError(msg, remedy=f"Report the folder that it is in, or see it alone: allranks show {folder}")
+        msg = f"{folder} is a file, not a results folder."
+        raise UsageError(msg, remedy=f"Give its folder, or show the file alone: allranks show {folder}")
     if not root.is_dir():
         msg = f"There is no results folder {folder}."
-        raise UsageError(msg, remedy="Make one (allranks run), or name the folder of a run: allranks report DIR.")
+        raise UsageError(
+            msg, remedy="Create one with `allranks run`, or give the folder of a run: allranks report DIR."
+        )
     try:
         with hold(root / LOCK_NAME):
-            refuse_foreign(root / JUNIT_NAME, is_merged_report)
-            refuse_foreign(root / PAGE_NAME, is_page)
-            refuse_foreign(root / JSON_NAME, is_report_json)
-            refuse_foreign(root / SUMMARY_NAME, is_summary)
+            reject_foreign(root / JUNIT_NAME, is_merged_report)
+            reject_foreign(root / PAGE_NAME, is_page)
+            reject_foreign(root / JSON_NAME, is_report_json)
+            reject_foreign(root / SUMMARY_NAME, is_summary)
             makers = [observer for observer in observers if isinstance(observer, SectionMaker)]
             for name in (name for maker in makers for name in maker.files):
-                refuse_foreign(root / name, is_report_json)
+                reject_foreign(root / name, is_report_json)
             gathered = gather(root, rule)
             if gathered.is_empty:
                 raise nothing_found(root, gathered, rule)
-            setting = _setting(gathered, policy, environ)
-            suites = chain(troubled_input(gathered), account(gathered, setting, baseline, allowed))
-            run, form = _run(root, gathered, setting.skip), junit_form or JUnitForm()
+            verdict_policy = _verdict_policy(gathered, policy, environ)
+            suites = chain(input_errors(gathered), account(gathered, verdict_policy, baseline, allowed))
+            run, form = _run(root, gathered, verdict_policy.skip), junit_form or JUnitForm()
             return _write(run, suites, observers, form, environ)
     except OSError as error:
-        msg = f"The report of {folder} cannot be made."
+        msg = f"The report of {folder} cannot be written."
         raise ResultsError(
             msg,
             why=f"{error.filename or folder}: {error.strerror}.",
@@ -101,13 +103,13 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
         ) from error
 
 
-def _setting(gathered: Gathered, policy: SkipPolicy | None, environ: Mapping[str, str]) -> VerdictPolicy:
-    told = gathered.manifest.policy if gathered.manifest else JudgingPolicy()
-    return VerdictPolicy(skip=policy or told.skip or _sandcastle(environ), mixed_skip=told.mixed_skip)
+def _verdict_policy(gathered: Gathered, policy: SkipPolicy | None, environ: Mapping[str, str]) -> VerdictPolicy:
+    of_run = gathered.manifest.policy if gathered.manifest else JudgingPolicy()
+    return VerdictPolicy(skip=policy or of_run.skip or _sandcastle(environ), mixed_skip=of_run.mixed_skip)
 
 
 def _run(folder: Path, gathered: Gathered, policy: SkipPolicy) -> MergedRun:
-    """The run, before any of its suites has been judged."""
+    """The run before any of its jobs has been judged."""
     return MergedRun(
         folder=folder,
         junit=folder / JUNIT_NAME,
@@ -128,23 +130,23 @@ def _write(
     form: JUnitForm,
     environ: Mapping[str, str],
 ) -> MergedRun:
-    makers = [GuardedMaker(each) for each in observers if isinstance(each, SectionMaker)]
-    others = [_Kept(each) for each in observers if not isinstance(each, SectionMaker)]
+    makers = [GuardedMaker(observer) for observer in observers if isinstance(observer, SectionMaker)]
+    others = [_GuardedObserver(observer) for observer in observers if not isinstance(observer, SectionMaker)]
     evidence = Evidence()
     page = PageWriter(run.page)
-    with JsonWriter(run.folder / JSON_NAME) as machine:
+    with JsonWriter(run.folder / JSON_NAME) as report_json:
         with JUnitWriter(run.junit, form) as junit:
-            rows = tuple(_rows(suites, (junit.add, machine.add, evidence.add, page.add, *makers, *others)))
+            rows = tuple(_rows(suites, (junit.add, report_json.add, evidence.add, page.add, *makers, *others)))
         merged = replace(run, suites=rows, junit_files=junit.files, blames=evidence.of_groups())
         sections = {maker.name: maker.section(merged) for maker in makers}
         merged = replace(merged, sections={name: section for name, section in sections.items() if section})
-        machine.write(merged)
+        report_json.write(merged)
     page.write(merged, evidence)
     write_summary(merged, environ)
-    return replace(merged, errors=tuple(each.error for each in others if each.error))
+    return replace(merged, errors=tuple(observer.error for observer in others if observer.error))
 
 
-class _Kept:
+class _GuardedObserver:
     """Calls an observer until it fails, and keeps its error: the report must not be lost."""
 
     def __init__(self, observer: Observer) -> None:
@@ -152,7 +154,6 @@ class _Kept:
         self.error: AllranksError | None = None
 
     def __call__(self, suite: CellSuite) -> None:
-        """Take a job with its tests."""
         if self.error is None:
             try:
                 self._observer(suite)

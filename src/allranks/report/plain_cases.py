@@ -1,8 +1,8 @@
-"""Reads testcases that are alike in the files of many ranks without expat, which nearly all are.
+"""Reads testcases without expat if the files of other ranks have the same ones, as nearly all do.
 
 A million testcases take expat's handlers five seconds. Apart from its times, a testcase is mostly the same as in the
-file of another rank, and is then known. A run of known testcases is replaced by one element for expat, which thus
-still decides whether the document is well-formed and whether a testcase counts: within a failure's text it does not.
+file of another rank, and then it is known. Consecutive known testcases are replaced by one element for expat, which
+still decides whether the document is well-formed, and whether a testcase counts: it does not in the text of a failure.
 Text that is not exactly in pytest's form is left to expat.
 """
 
@@ -23,7 +23,7 @@ def _begin(text: str) -> str:
 
 
 def _passed(text: str, size: str) -> str:
-    """A plain pass of ours, from its time to its time of arrival."""
+    """A plain pass as allranks writes it, from its time to its time of arrival."""
     values = {"nodeid": text, "outcome": "passed", "world_size": size}
     properties = "".join(f'<property name="allranks.{name}" value="{value}" />' for name, value in values.items())
     return f'"><properties>{properties}<property name="allranks.at" value="'
@@ -35,14 +35,14 @@ _SECONDS: Final = r"([0-9]{1,9}(?:\.[0-9]{1,12})?)"
 _ARRIVAL: Final = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 _SIZE: Final = "[1-9][0-9]{0,3}"
 _BEGINNINGS: Final = re.compile(f"({_begin(_ANY)}){_SECONDS}(?:({_passed(_ANY, _SIZE)}){_ARRIVAL})?".encode("ascii"))
-"""Splits a document: the text before the first testcase, and of each its beginning, time, middle, arrival and rest."""
+"""Splits a document into the text before the first testcase and, of each, beginning, time, middle, arrival and rest."""
 
 _PARTS: Final = 5
 _PASS: Final = f'{_passed(_TEXT, f"({_SIZE})")}\0" /></properties></testcase>'
 _CASE: Final = re.compile(f'{_begin(_TEXT)}\0(?:{_PASS}|\0" ?/>|\0"(><(?s:.)*>))'.encode("ascii"))
-"""A testcase with a null, which XML cannot have, for each of its times and of its times of arrival."""
+"""A testcase whose time and time of arrival are each replaced by a null, which XML cannot have."""
 
-_HIDING: Final = re.compile(rb"<[!?]")  # comments and the like: a testcase inside them does not count
+_HIDING: Final = re.compile(rb"<[!?]")  # comments and similar: a testcase inside them does not count
 _ENCODINGS: Final = frozenset({"ascii", "us-ascii", "utf-8"})
 _MOST_BYTES: Final = 16 << 20
 _MOST_KEPT: Final = 1 << 20  # from one job to the next
@@ -54,14 +54,15 @@ class Case(NamedTuple):
 
     key: Key
     world_size: int  # 0 if it states none
-    more: CaseDetails | None  # None for a plain pass
+    details: CaseDetails | None  # None for a plain pass
 
 
 class KnownCases:
     """The testcases of the files so far.
 
-    ``parse`` takes a testcase from the end of its attributes to its end tag, and returns node id and details; None if
-    the text is not such a testcase.
+    Args:
+        parse: Parses a testcase from the end of its attributes to its end tag, and returns node id and details; None if
+            the text is not such a testcase.
     """
 
     def __init__(self, parse: Callable[[bytes], tuple[str, CaseDetails] | None]) -> None:
@@ -71,7 +72,7 @@ class KnownCases:
         self._seen: set[int] = set()
 
     def end_job(self) -> None:
-        """Forget all if that is much: it is needed only while the files of a job are read."""
+        """Forget the testcases if they take much memory: they are needed while the files of one job are read."""
         if self._bytes > _MOST_KEPT:
             self._forget()
 
@@ -80,29 +81,29 @@ class KnownCases:
         self._bytes = 0
 
     def read(self, begin: bytes, middle: bytes | None, rest: bytes) -> Case | None:
-        """The testcase that the texts around its times make up; None if expat has to read it."""
+        """The testcase with these texts around its times; None if expat has to read it."""
         text = b"\0".join((begin, middle or b"", rest))
-        return self._known.get(text) or self._learn(text)
+        return self._known.get(text) or self._add(text)
 
-    def _learn(self, text: bytes) -> Case | None:
+    def _add(self, text: bytes) -> Case | None:
         match = _CASE.fullmatch(text)
         if match is None:
             return None
-        classname, name, said, size = (group.decode("ascii") for group in match.groups(b"")[:4])
-        more = None
+        classname, name, nodeid, size = (group.decode("ascii") for group in match.groups(b"")[:4])
+        details = None
         if match[5]:
             inside = self._inside(match[5])
             if inside is None:
                 return None
-            said, more = inside
+            nodeid, details = inside
         if self._bytes + len(text) > _MOST_BYTES:
             self._forget()
         self._bytes += len(text)
-        self._known[text] = found = Case(Key(intern(classname), name, said), int(size or 0), more)
-        return found
+        self._known[text] = case = Case(Key(intern(classname), name, nodeid), int(size or 0), details)
+        return case
 
     def _inside(self, rest: bytes) -> tuple[str, CaseDetails] | None:
-        """Parse a testcase that is not a plain pass: worth caching if another rank reports the same."""
+        """Parse a testcase that is not a plain pass, if a second rank reports the same."""
         seen = hash(rest)
         if seen in self._seen:
             return self._parse(rest)
@@ -112,72 +113,72 @@ class KnownCases:
         return None
 
 
-class Run(NamedTuple):
+class CaseRun(NamedTuple):
     """Consecutive testcases."""
 
     cases: Sequence[Case]
     seconds: Sequence[float]
-    at: Sequence[float]  # when their outcomes arrived; :data:`~allranks.report.results.ABSENT` where it is not given
+    at: Sequence[float]  # times of arrival; :data:`~allranks.report.results.ABSENT` if not stated
 
 
 class PlainCases:
-    """Takes runs of known testcases out of one document."""
+    """Replaces runs of known testcases in one document."""
 
     def __init__(self, known: KnownCases) -> None:
-        # The tag of the elements that replace runs; it is random, so no document can forge it.
+        # The tag of the elements that replace runs; it is random, so that no document can forge it.
         self.marker = f"run-{os.urandom(8).hex()}"
         self._known = known
         self._number = 0
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, CaseRun] = {}
         self._last: bytes | None = None
-        self._takes = True
+        self._is_enabled = True
 
-    def see_encoding(self, encoding: str | None) -> None:
-        """Check the declared encoding of the document: in other encodings, a byte may be another letter."""
-        self._takes = self._takes and (encoding or "utf-8").lower() in _ENCODINGS
+    def check_encoding(self, encoding: str | None) -> None:
+        """Leave a document in another encoding to expat: a byte may be another letter there."""
+        self._is_enabled = self._is_enabled and (encoding or "utf-8").lower() in _ENCODINGS
 
-    def see(self, chunk: bytes) -> None:
-        """Inspect the next chunk without taking anything from it."""
-        seen = chunk[2:] if self._last is None else self._last + chunk  # a declaration begins like an instruction
-        self._takes = self._takes and not _HIDING.search(seen)
+    def check(self, chunk: bytes) -> None:
+        """Check the next chunk without replacing anything in it."""
+        text = chunk[2:] if self._last is None else self._last + chunk  # a declaration begins like an instruction
+        self._is_enabled = self._is_enabled and not _HIDING.search(text)
         self._last = chunk[-1:]
 
-    def take(self, chunk: bytes) -> bytes:
+    def replace(self, chunk: bytes) -> bytes:
         """The next chunk, with each run replaced by an element of the tag :attr:`marker`."""
-        self.see(chunk)
-        return b"".join(self._without_runs(_BEGINNINGS.split(chunk))) if self._takes else chunk
+        self.check(chunk)
+        return b"".join(self._without_runs(_BEGINNINGS.split(chunk))) if self._is_enabled else chunk
 
-    def _without_runs(self, parts: list[bytes]) -> Iterator[bytes]:
-        """The text that is left for expat: the last testcase, which may be incomplete, is always part of it.
+    def _without_runs(self, fragments: list[bytes]) -> Iterator[bytes]:
+        """The text that is left for expat, which always includes the last testcase: it may be incomplete.
 
-        The parts are those of :data:`_BEGINNINGS`, None for a middle or an arrival that a testcase does not have.
+        The fragments are those of :data:`_BEGINNINGS`, with None for a middle or an arrival that a testcase lacks.
         """
-        begins, middles, rests = (parts[place:-_PARTS:_PARTS] for place in (1, 3, 5))
+        begins, middles, rests = (fragments[offset:-_PARTS:_PARTS] for offset in (1, 3, 5))
         done = 0
-        for place, cases in _stretches(list(map(self._known.read, begins, middles, rests))):
-            start, end = (1 + _PARTS * number for number in (place, place + len(cases)))
-            seconds, arrivals = parts[start + 1 : end : _PARTS], parts[start + 3 : end : _PARTS]
-            run = Run(cases, list(map(float, seconds)), [float(at) if at else ABSENT for at in arrivals])
-            yield from filter(None, parts[done:start])
-            yield self._leave(run, b"".join(parts[start + 4 : end : _PARTS]).count(b"\n"))
+        for index, cases in _known_runs(list(map(self._known.read, begins, middles, rests))):
+            start, end = (1 + _PARTS * number for number in (index, index + len(cases)))
+            seconds, arrivals = fragments[start + 1 : end : _PARTS], fragments[start + 3 : end : _PARTS]
+            run = CaseRun(cases, list(map(float, seconds)), [float(at) if at else ABSENT for at in arrivals])
+            yield from filter(None, fragments[done:start])
+            yield self._element(run, b"".join(fragments[start + 4 : end : _PARTS]).count(b"\n"))
             done = end
-        yield from filter(None, parts[done:])
+        yield from filter(None, fragments[done:])
 
-    def _leave(self, run: Run, lines: int) -> bytes:
-        """The element for a run, with as many line feeds as the run had, so that expat's line numbers stay right."""
+    def _element(self, run: CaseRun, lines: int) -> bytes:
+        """The element for a run, with as many line feeds as the run, so that expat's line numbers stay correct."""
         self._number += 1
         self._runs[str(self._number)] = run
         newlines = "\n" * lines
         return f'<{self.marker} n="{self._number}"{newlines}/>'.encode("ascii")
 
-    def run(self, attributes: Mapping[str, str]) -> Run:
-        """The testcases that the element with these attributes replaces."""
+    def run(self, attributes: Mapping[str, str]) -> CaseRun:
+        """The testcases that the element with these attributes replaced."""
         return self._runs.pop(attributes["n"])
 
 
-def _stretches(cases: Sequence[Case | None]) -> Iterator[tuple[int, list[Case]]]:
-    """Sequences of known testcases, each with the position of its first one."""
-    unknown = [place for place, case in enumerate(cases) if case is None]
+def _known_runs(cases: Sequence[Case | None]) -> Iterator[tuple[int, list[Case]]]:
+    """Sequences of known testcases, each with the index of its first one."""
+    unknown = [index for index, case in enumerate(cases) if case is None]
     for before, after in pairwise((-1, *unknown, len(cases))):
         if after - before > 1:
             yield before + 1, [case for case in cases[before + 1 : after] if case]

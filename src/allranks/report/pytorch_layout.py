@@ -1,9 +1,9 @@
-"""The merged report in the files of PyTorch's ``--save-xml``, for tools that read ``test-reports``.
+"""Writes the merged report as PyTorch's ``--save-xml`` does, for tools that read ``test-reports``.
 
-For each run of a file, ``run_tests`` (torch/testing/_internal/common_utils.py) writes
-``python-pytest/distributed.test_x/distributed.test_x-N.xml``, where N has 16 random digits, and names the test's file
-beside a class without its module. Here such a file has the verdicts on the tests of one file in one job, and N is the
-same in each merge.
+For each run of a test file, ``run_tests`` (torch/testing/_internal/common_utils.py) writes
+``python-pytest/distributed.test_x/distributed.test_x-N.xml``, where N has 16 random digits. The class names in it have
+no module; the file of a test is an attribute. Here, such a file has the verdicts on the tests of one test file in one
+job, and N is the same in each merge.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from allranks.errors import ResultsError
 from allranks.protocol.xml_text import MESSAGE_LIMIT, attribute, clean_cut, element_text, file_of
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import CellSuite
-from allranks.report.junit import refuse_foreign
+from allranks.report.junit import reject_foreign
 from allranks.report.junit_case import RETRIES, RETRY_LIMIT, outcome_element, shown
 from allranks.report.junit_document import JUnitDocument, SuiteHead
 from allranks.report.results import TestVerdict
@@ -24,18 +24,18 @@ LAYOUT_FOLDER: Final = Path("test-reports")
 _SOURCE: Final = "python-pytest"
 _SUITE: Final = "pytest"
 _WORKING_FOLDER: Final = "test/"
-"""PyTorch's tests run in this folder, and name their files below it."""
+"""PyTorch's tests run in this folder, and file names are relative to it."""
 
 _NO_FILE: Final = "allranks"
-"""Takes the place of the file for errors that belong to no test."""
+"""The file name for errors that belong to no test."""
 
 _DIGEST: Final = 8
 _LONGEST: Final = 200
-"""Bytes of a file's name: file systems allow 255, and the digest is in it, too."""
+"""Bytes of a file name without the digest: file systems allow 255."""
 
 
 class PyTorchLayout:
-    """Writes the files, job by job, below the folder of the merged report, whose path is resolved."""
+    """Writes the files, job by job, below the resolved folder of the merged report."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -45,7 +45,7 @@ class PyTorchLayout:
                 path.unlink()
 
     def add(self, suite: CellSuite) -> None:
-        """Write a file for each file of the job; one that cannot be written is a ResultsError."""
+        """Write a report for each test file of the job; ResultsError if that fails."""
         files: dict[str, list[TestVerdict]] = {}
         for test in suite.tests:
             files.setdefault(_file(test), []).append(test)
@@ -53,11 +53,10 @@ class PyTorchLayout:
             try:
                 self._write(suite, file, tests)
             except OSError as error:
-                msg = f"PyTorch's layout in {self.folder} is not complete."
+                msg = f"The PyTorch layout in {self.folder} is incomplete."
                 why = f"{error.filename or file}: {error.strerror}."
-                raise ResultsError(
-                    msg, why=why, remedy="Correct that, and merge again: the report is complete."
-                ) from error
+                remedy = "Fix the cause and merge again; all other reports are complete."
+                raise ResultsError(msg, why=why, remedy=remedy) from error
 
     def _write(self, suite: CellSuite, file: str, tests: Sequence[TestVerdict]) -> None:
         from hashlib import blake2b  # noqa: PLC0415 - OpenSSL takes 4 MB, and few reports need it
@@ -67,9 +66,9 @@ class PyTorchLayout:
         path = self.folder / _SOURCE / stem / f"{stem}-{digest}.xml"
         if leads_out(self._root, path.parent):
             msg = f"{path.parent} points out of the results folder."
-            raise ResultsError(msg, why="PyTorch's layout would be written there.", remedy="Remove that link.")
+            raise ResultsError(msg, why="The PyTorch layout would be written there.", remedy="Remove the link.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_foreign(path, is_merged_report)
+        reject_foreign(path, is_merged_report)
         document = JUnitDocument(path)
         try:
             facts = (("cell", suite.cell), ("suite", suite.suite))
@@ -83,7 +82,7 @@ class PyTorchLayout:
 
 
 def _file(test: TestVerdict) -> str:
-    """The file of a test, or the module that was skipped as a whole, below PyTorch's ``test``."""
+    """The file of a test, or of a module that was skipped as a whole, relative to PyTorch's ``test``."""
     file = test.file or file_of(test.nodeid) or (test.nodeid if test.nodeid.endswith(".py") else _NO_FILE)
     return file.removeprefix(_WORKING_FOLDER)
 
@@ -97,14 +96,14 @@ def _case(test: TestVerdict, file: str) -> str:
     # A function without a class has the name of its module, as in PyTorch's files.
     path, *classes = test.nodeid.partition("[")[0].split("::")[:-1] or [""]
     classname = classes[-1] if classes else _dotted(file).rpartition(".")[2] if path else ""
-    place = f" file={attribute(file)}" if file != _NO_FILE else ""
+    source = f" file={attribute(file)}" if file != _NO_FILE else ""
     names = f"classname={attribute(classname)} name={attribute(shown(test.name))}"
-    told = (*_reruns(test.earlier), *outcome_element(test))
-    return f'<testcase {names} time="{test.time:.3f}"{place}>{"".join(told)}</testcase>\n'
+    elements = (*_reruns(test.earlier), *outcome_element(test))
+    return f'<testcase {names} time="{test.time:.3f}"{source}>{"".join(elements)}</testcase>\n'
 
 
 def _reruns(earlier: Sequence[TestVerdict]) -> Iterator[str]:
-    """The last attempts before the one that counts, as pytest's reruns are in PyTorch's files."""
+    """The last earlier attempts, as PyTorch's files have pytest's reruns."""
     for attempt in earlier[-RETRIES:]:
         message, text = clean_cut(attempt.verdict.message, MESSAGE_LIMIT), clean_cut(attempt.verdict.text, RETRY_LIMIT)
         yield f"<rerun message={attribute(message)}>{element_text(text)}</rerun>\n"

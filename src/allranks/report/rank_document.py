@@ -1,6 +1,6 @@
-"""Writes ``rank-N.xml``: one rank's results in pytest's JUnit dialect, with properties.
+"""Writes ``rank-N.xml``: one rank's results as pytest writes JUnit XML, with properties.
 
-The loop over testcases dominates the time, so the parts that ranks share, mainly names, are built once.
+Most of the time is spent on testcases, so the parts that ranks have in common, mainly names, are built once.
 """
 
 import math
@@ -22,10 +22,7 @@ _TYPE: Final = MappingProxyType({Outcome.SKIPPED: "pytest.skip", Outcome.XFAILED
 
 
 def write_rank_files(attempt: Path, journal: Path) -> dict[str, str]:
-    """Write the rank XML of an attempt from its journal; return the :func:`digest` of each file and of the journal.
-
-    Of a damaged journal, the readable part is used.
-    """
+    """Write the rank XML of an attempt from the readable part of its journal; return the digests of all these files."""
     known, digests = _Beginnings(), {journal.name: digest(journal)}
     for file in read_journal(journal):
         if file.rank is not None:
@@ -39,7 +36,7 @@ def write_rank_files(attempt: Path, journal: Path) -> dict[str, str]:
 
 
 class _Beginnings:
-    """The constant parts of passing testcases: up to their time, and from there to their time of arrival."""
+    """The constant parts of passed testcases: up to the time, and from there to the time of arrival."""
 
     def __init__(self) -> None:
         self._keys: tuple[Key, ...] = ()
@@ -47,7 +44,7 @@ class _Beginnings:
         self._known: list[tuple[str, str]] = []
 
     def of(self, file: RankFile) -> Sequence[tuple[str, str]]:
-        """The parts for a rank's tests; those of the next rank are mostly the same."""
+        """The parts for a rank's tests, which are mostly the same as those of the previous rank."""
         if file.keys is not self._keys or file.world_sizes is not self._sizes:
             self._keys, self._sizes = file.keys, file.world_sizes
             self._known = [_beginning(key, size or None) for key, size in zip(file.keys, file.world_sizes, strict=True)]
@@ -55,18 +52,18 @@ class _Beginnings:
 
 
 def _beginning(key: Key, world_size: int | None) -> tuple[str, str]:
-    said = {"nodeid": key.nodeid, "outcome": Outcome.PASSED, "world_size": world_size}
-    return f'<testcase classname={quoted(key.classname)} name={quoted(key.name)} time="', _properties(said)
+    values = {"nodeid": key.nodeid, "outcome": Outcome.PASSED, "world_size": world_size}
+    return f'<testcase classname={quoted(key.classname)} name={quoted(key.name)} time="', _properties(values)
 
 
 def _document(file: RankFile, beginnings: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield '<?xml version="1.0" encoding="utf-8"?>\n<testsuites name="pytest tests"><testsuite name="pytest"'
     yield "".join(f' {name}="{value}"' for name, value in _totals(file).items())
     yield f" hostname={quoted(socket.gethostname())}><properties>{_property_elements(file.properties)}</properties>"
-    for place, ((start, properties), seconds) in enumerate(zip(beginnings, file.seconds, strict=True)):
-        result = file.details.get(place)
+    for index, ((start, properties), seconds) in enumerate(zip(beginnings, file.seconds, strict=True)):
+        result = file.details.get(index)
         if result is None:
-            at = file.at[place]
+            at = file.at[index]
             yield (
                 f'{start}{seconds:.3f}"><properties>{properties}<property name="allranks.at" value="{at:.6f}" />'
                 "</properties></testcase>"
@@ -97,22 +94,22 @@ def _timestamp(at: float) -> str:
 
 
 def _inside(result: RankResult) -> Iterator[str]:
-    yield f"<properties>{_properties(_said(result))}</properties>"
+    yield f"<properties>{_properties(_values(result))}</properties>"
     if (element := kind_of(result.outcome)) is not VerdictKind.PASSED:
         kind = _TYPE.get(result.outcome)
         attributes = f" message={quoted(result.message)}{f' type={quoted(kind)}' if kind else ''}"
         yield f"<{element}{attributes}>{element_text(result.text)}</{element}>"
     for rerun in result.reruns:
         if rerun.outcome.is_bad:
-            word = "rerun" if result.outcome.is_bad else "flaky"
-            tag = f"{word}{'Failure' if rerun.outcome is Outcome.FAILED else 'Error'}"
+            prefix = "rerun" if result.outcome.is_bad else "flaky"
+            tag = f"{prefix}{'Failure' if rerun.outcome is Outcome.FAILED else 'Error'}"
             yield f"<{tag} message={quoted(rerun.message)}>{element_text(rerun.text)}</{tag}>"
     for tag, text in (("system-out", result.stdout), ("system-err", result.stderr)):
         if text:
             yield f"<{tag}>{element_text(text)}</{tag}>"
 
 
-def _said(result: RankResult) -> dict[str, object]:
+def _values(result: RankResult) -> dict[str, object]:
     return {
         "nodeid": result.nodeid,
         "outcome": result.outcome,
@@ -127,9 +124,9 @@ def _said(result: RankResult) -> dict[str, object]:
     }
 
 
-def _properties(said: Mapping[str, object]) -> str:
-    """The properties of allranks; those without a value are left out."""
-    return _property_elements({f"allranks.{name}": str(value) for name, value in said.items() if value is not None})
+def _properties(values: Mapping[str, object]) -> str:
+    """The properties of allranks that have a value."""
+    return _property_elements({f"allranks.{name}": str(value) for name, value in values.items() if value is not None})
 
 
 def _property_elements(values: Mapping[str, str]) -> str:

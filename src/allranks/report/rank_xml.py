@@ -1,4 +1,4 @@
-"""Reads the JUnit XML of one rank into columns: ours, and what plain pytest or a unittest runner writes.
+"""Reads the JUnit XML of one rank, which allranks or another runner wrote, into columns.
 
 A truncated file yields every testcase before the cut.
 """
@@ -13,9 +13,9 @@ from xml.parsers import expat
 
 from allranks.protocol.records import MOST_RANKS
 from allranks.report.case_details import CaseDetails
-from allranks.report.folder import ResultFile, stray_text
+from allranks.report.folder import ResultFile, rejection
 from allranks.report.junit_reader import JUnitReader, UnreadableError
-from allranks.report.plain_cases import KnownCases, PlainCases, Run
+from allranks.report.plain_cases import CaseRun, KnownCases, PlainCases
 from allranks.report.results import ABSENT, Arrivals, Durations, Key, RankFile, RankResult, fold
 from allranks.report.untrusted import number, whole_number
 from allranks.report.vocabulary import UnknownError
@@ -25,25 +25,25 @@ _OF_ONE_RANK: Final = b"allranks.at"  # not worth caching
 _OF_PYTEST: Final = "pytest"
 
 PASSED_OUTPUT: Final = 256 * 1024
-"""Characters kept of passing tests' output in one file: it is shown if another rank went wrong."""
+"""Characters of passed tests' output that are kept of one file: the output is shown if another rank failed."""
 
 
 class _Columns(JUnitReader):
-    """The columns of one file; if it has the tests of the file before, ``known``, it shares their names."""
+    """The columns of one file; names are shared with the previous file, ``known``, as far as they are equal."""
 
     def __init__(self, known: tuple[Key, ...], cases: KnownCases, at: Arrivals, allowed: Collection[str]) -> None:
         super().__init__(allowed)
         self.seconds = Durations()
         self.at = at
         self.world_sizes = array("H")
-        self.more: dict[int, CaseDetails] = {}
+        self.details: dict[int, CaseDetails] = {}
         self.properties: dict[str, str] = {}
         self.claimed_world = 0
         self._known = known
         self._keys: list[Key] | None = None
-        self._room = PASSED_OUTPUT
+        self._output_left = PASSED_OUTPUT
         self._plain = PlainCases(cases)
-        self.parser.XmlDeclHandler = lambda _, encoding, __: self._plain.see_encoding(encoding)
+        self.parser.XmlDeclHandler = lambda _, encoding, __: self._plain.check_encoding(encoding)
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -52,15 +52,14 @@ class _Columns(JUnitReader):
             return tuple(self._keys)
         return self._known if len(self.seconds) == len(self._known) else self._known[: len(self.seconds)]
 
-    def taken(self, chunk: bytes) -> bytes:
-        """The next bytes of the document that are left for expat."""
+    def for_expat(self, chunk: bytes) -> bytes:
         if self.suites and not self.is_of_googletest:
-            return self._plain.take(chunk)
-        self._plain.see(chunk)
+            return self._plain.replace(chunk)
+        self._plain.check(chunk)
         return chunk
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
-        """Begin an element, or add the testcases that it stands for."""
+        """Begin an element, or add the testcases that it replaces."""
         if tag == self._plain.marker:
             self.enter("testcase", {})
             self._add_run(self._plain.run(attributes))
@@ -68,68 +67,64 @@ class _Columns(JUnitReader):
             super().start(tag, attributes)
 
     def end(self, tag: str) -> None:
-        """End an element."""
         if tag == self._plain.marker:
             self.tags.pop()
         else:
             super().end(tag)
 
-    def _add_run(self, run: Run) -> None:
-        place = len(self.seconds)
+    def _add_run(self, run: CaseRun) -> None:
+        index = len(self.seconds)
         self.seconds.extend(run.seconds)
         self.suites[-1].own["tests"] += len(run.cases)
         keys = tuple([case.key for case in run.cases])
-        if self._keys is not None or self._known[place : place + len(keys)] != keys:
-            for number, key in enumerate(keys, place):
-                self._name(number, key)
+        if self._keys is not None or self._known[index : index + len(keys)] != keys:
+            for number, key in enumerate(keys, index):
+                self._add_key(number, key)
         if run.at.count(ABSENT) < len(run.at):
-            self.at.resize(place)
+            self.at.resize(index)
             self.at.extend(run.at)
-            _fill(self.world_sizes, place).extend([case.world_size for case in run.cases])
-        for number, more in [(number, case.more) for number, case in enumerate(run.cases, place) if case.more]:
-            self.suites[-1].add(more, is_disabled=False)
-            self._keep(number, more)
+            _fill(self.world_sizes, index).extend([case.world_size for case in run.cases])
+        for number, details in [(number, case.details) for number, case in enumerate(run.cases, index) if case.details]:
+            self.suites[-1].add(details, is_disabled=False)
+            self._add_details(number, details)
 
     def add_case(self, case: Mapping[str, str], seconds: float, details: CaseDetails | None) -> None:
-        """Add a testcase to the columns."""
-        place = len(self.seconds)
+        index = len(self.seconds)
         self.seconds.extend([seconds])
         nodeid = details.properties.get("allranks.nodeid", "") if details else ""
         line = whole_number(case.get("line")) or 0
         line += self.suites[-1].name == _OF_PYTEST and "line" in case  # pytest counts lines from 0
-        self._name(place, Key(case.get("classname", ""), case.get("name", ""), nodeid, case.get("file", ""), line))
+        self._add_key(index, Key(case.get("classname", ""), case.get("name", ""), nodeid, case.get("file", ""), line))
         if details:
-            self._keep(place, details)
+            self._add_details(index, details)
 
     def add_property(self, name: str, value: str) -> None:
-        """Add a property of a suite to those of the file."""
-        self.unite(self.properties, name, value)
+        self.set_property(self.properties, name, value)
 
-    def _name(self, place: int, key: Key) -> None:
-        if self._keys is None and (place >= len(self._known) or key != self._known[place]):
-            self._keys = list(self._known[:place])
+    def _add_key(self, index: int, key: Key) -> None:
+        if self._keys is None and (index >= len(self._known) or key != self._known[index]):
+            self._keys = list(self._known[:index])
         if self._keys is not None:
             self._keys.append(key)
 
-    def _keep(self, place: int, more: CaseDetails) -> None:
-        said = more.properties.get
-        if (at := number(said("allranks.at"))) is not None:
-            self.at.resize(place)
+    def _add_details(self, index: int, details: CaseDetails) -> None:
+        if (at := number(details.properties.get("allranks.at"))) is not None:
+            self.at.resize(index)
             self.at.extend([at])
-        if (size := whole_number(said("allranks.world_size"))) is not None:
+        if (size := whole_number(details.properties.get("allranks.world_size"))) is not None:
             if size <= MOST_RANKS:
-                _fill(self.world_sizes, place).append(size)
+                _fill(self.world_sizes, index).append(size)
             else:
                 self.claimed_world = size
-        if not more.outcomes:
-            self._room -= sum(map(len, more.output.values()))
-            more = more if self._room >= 0 else replace(more, output={})
-        if not more.has_passed:
-            self.more[place] = more
+        if not details.outcomes:
+            self._output_left -= sum(map(len, details.output.values()))
+            details = details if self._output_left >= 0 else replace(details, output={})
+        if not details.has_passed:
+            self.details[index] = details
 
 
 class RankReader:
-    """Reads files of ranks, and caches the tests of the last one: those of the next rank are mostly the same."""
+    """Reads files of ranks, and caches the tests of the last file: those of the next one are mostly the same."""
 
     def __init__(self, allowed: Collection[str] = ()) -> None:
         self._allowed = allowed
@@ -140,31 +135,30 @@ class RankReader:
         self._first_arrivals = array("d")
 
     def end_job(self) -> None:
-        """Forget what only the files of one job share; what the next job may have too, if it takes little memory."""
+        """Forget what only the files of one job have in common, and anything else that takes much memory."""
         self._texts = {}
         self._first_arrivals = array("d")
         self._cases.end_job()
 
     def read(self, path: Path, *, rank: int | None = None) -> RankFile:
-        """The results in one XML file, of the rank that its path states, or else of the one that it states itself.
+        """Read the results in one XML file, of the rank that its path states, or else its content.
 
-        Never raises for the content of the file: a broken, truncated, empty, binary or foreign file becomes a
-        :attr:`RankFile.problem <allranks.report.results.RankFile.problem>`, and the testcases before the break stay.
-        Several testcases of one test (pytest writes a failed call and a failed tear-down as two) are folded into one,
-        the worst. Equal texts become one object.
+        Never raises for the content of the file: a broken, truncated, empty, binary or foreign file has a
+        :attr:`RankFile.problem <allranks.report.results.RankFile.problem>` and the testcases before the error. Several
+        testcases of one test (pytest writes a failed call and a failed tear-down as two) are folded into the worst one.
         """
         reader = _Columns(self._known, self._cases, Arrivals(self._first_arrivals), self._allowed)
         problem, remedy = _read(reader, path)
-        said = whole_number(reader.properties.get("allranks.rank"))
-        problem = problem or _implausible(reader, said, rank)
-        rank = said if rank is None else rank
+        stated = whole_number(reader.properties.get("allranks.rank"))
+        problem = problem or _implausible(reader, stated, rank)
+        rank = stated if rank is None else rank
         if not problem and reader.problem:
             problem = f"contradicts itself: {reader.problem}"
         rank = None if rank is not None and rank >= MOST_RANKS else rank
         keys, seconds = reader.keys, reader.seconds
         details = {
-            place: more.result(keys[place], rank or 0, seconds[place], self._texts)
-            for place, more in reader.more.items()
+            index: details.result(keys[index], rank or 0, seconds[index], self._texts)
+            for index, details in reader.details.items()
         }
         if reader.at:
             reader.at.resize(len(keys))
@@ -188,9 +182,9 @@ class RankReader:
         return file
 
 
-def stray_file(file: ResultFile) -> RankFile:
-    """A placeholder for a file that is not read, because it is not a regular file inside the results folder."""
-    return RankFile(path=file.path, rank=file.rank, problem=stray_text(file.path))
+def rejected_file(file: ResultFile) -> RankFile:
+    """The placeholder for a file that is not a regular file inside the results folder."""
+    return RankFile(path=file.path, rank=file.rank, problem=rejection(file.path))
 
 
 def _inside(inside: bytes) -> tuple[str, CaseDetails] | None:
@@ -204,14 +198,14 @@ def _inside(inside: bytes) -> tuple[str, CaseDetails] | None:
         reader.parser.Parse(b"</testsuite>", True)
     except (expat.ExpatError, UnknownError):
         return None
-    more = reader.more.get(0)
-    if more is None or reader.problem:
+    details = reader.details.get(0)
+    if details is None or reader.problem:
         return None
-    return more.properties.get("allranks.nodeid", ""), more
+    return details.properties.get("allranks.nodeid", ""), details
 
 
 def _read(reader: _Columns, path: Path) -> tuple[str, str]:
-    """Read the file; return why that failed and what to do, or empty texts."""
+    """Read the file; return why that failed and the remedy, or empty texts."""
     try:
         for _ in reader.feed(path):
             pass
@@ -222,31 +216,31 @@ def _read(reader: _Columns, path: Path) -> tuple[str, str]:
     return "", ""
 
 
-def _implausible(reader: _Columns, said: int | None, rank: int | None) -> str:
-    """Why the file's rank or world size is implausible: each missing rank would get a result; empty if it is not."""
-    most = max(said or 0, rank or 0)
-    if most >= MOST_RANKS:
-        return f"claims to be rank {most}: no run has that many"
-    if said is not None and rank is not None and said != rank:
-        return f"states in allranks.rank that it is of rank {said}, and its path states rank {rank}"
+def _implausible(reader: _Columns, stated: int | None, rank: int | None) -> str:
+    """Why the file's rank or world size is implausible (each missing rank would get a result); empty if it is not."""
+    largest = max(stated or 0, rank or 0)
+    if largest >= MOST_RANKS:
+        return f"states rank {largest}, but no run has that many ranks"
+    if stated is not None and rank is not None and stated != rank:
+        return f"states rank {stated} in allranks.rank, but its path states rank {rank}"
     size = whole_number(reader.properties.get("allranks.world_size")) or 0
     if size > MOST_RANKS:
         del reader.properties["allranks.world_size"]
     else:
         size = reader.claimed_world
-    return f"claims a world of {size} ranks: no run has that many" if size else ""
+    return f"states a world size of {size}, but no run has that many ranks" if size else ""
 
 
 def _folded(file: RankFile) -> RankFile:
-    """The file with each test once, in order of first appearance."""
+    """Fold several results of one test; tests stay in the order of their first result."""
     by_test: dict[str, list[RankResult]] = {}
     for result in file.results:
         by_test.setdefault(result.nodeid, []).append(result)
     results = [fold(same) for same in by_test.values()]
-    places = {key.nodeid: key for key in reversed(file.keys)}
+    keys = {key.nodeid: key for key in reversed(file.keys)}
     return replace(
         file,
-        keys=tuple(places[result.nodeid]._replace(said=result.nodeid) for result in results),
+        keys=tuple(keys[result.nodeid]._replace(stated_nodeid=result.nodeid) for result in results),
         seconds=Durations.of([result.duration for result in results]),
         at=Arrivals(array("d")),
         world_sizes=array("H"),
@@ -255,6 +249,6 @@ def _folded(file: RankFile) -> RankFile:
 
 
 def _fill(sizes: "array[int]", length: int) -> "array[int]":
-    """The same column, filled up for tests that state no world size."""
+    """Fill up the column for tests that state no world size, and return it."""
     sizes.extend(repeat(0, length - len(sizes)))
     return sizes

@@ -1,7 +1,7 @@
-"""report.json: the judged run for programs, written while the merge streams.
+"""Writes report.json, the judged run for programs, job by job.
 
-The file holds one object. Each suite has its ``tests`` in the order of the report; texts and output are in
-``junit.xml``. A later version may add keys but removes none unless it raises ``schema``.
+The file has one object. Each suite has its ``tests`` in the order of the report; texts and output are in ``junit.xml``.
+A later version may add keys, but it removes keys only if it increments ``schema``.
 """
 
 import json
@@ -22,7 +22,7 @@ GENERATOR: Final = "allranks"
 
 
 class JsonWriter:
-    """Writes the file; a context manager, which keeps the previous file unless :meth:`write` has been called."""
+    """Writes the file; a context manager, which keeps the previous file unless :meth:`write` is called."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,7 +30,6 @@ class JsonWriter:
         self._suites = 0
 
     def __enter__(self) -> Self:
-        """Begin the file."""
         self._file = fresh(self._unfinished).open("w", encoding="utf-8", newline="\n")
         self._file.write(f'{{"generator": "{GENERATOR}", "schema": {SCHEMA},\n"suites": [')
         return self
@@ -45,7 +44,7 @@ class JsonWriter:
         self._file.write("]}")
 
     def write(self, merged: MergedRun) -> None:
-        """Write the totals of the run, and move the file to its place."""
+        """Write the totals of the run, and replace the previous file."""
         rest = {
             "run_id": merged.run_id,
             "policy": merged.policy,
@@ -58,7 +57,6 @@ class JsonWriter:
         self._unfinished.replace(self._path)
 
     def __exit__(self, *_: object) -> None:
-        """Remove an unfinished file."""
         self._file.close()
         self._unfinished.unlink(missing_ok=True)
 
@@ -69,12 +67,12 @@ def is_report_json(path: Path) -> bool:
 
 
 def _separated(texts: Iterator[str]) -> Iterator[str]:
-    for place, text in enumerate(texts):
-        yield f",\n{text}" if place else f"\n{text}"
+    for index, text in enumerate(texts):
+        yield f",\n{text}" if index else f"\n{text}"
 
 
 def _suite(suite: CellSuite) -> dict[str, Any]:
-    said: Mapping[str, Any] = {
+    values: Mapping[str, Any] = {
         "cell": suite.cell,
         "suite": suite.suite,
         "axes": dict(suite.axes),
@@ -88,7 +86,7 @@ def _suite(suite: CellSuite) -> dict[str, Any]:
         "elapsed": suite.elapsed,
         "notes": list(suite.notes),
     }
-    return {**_said(said), "counts": suite.counts.as_object}
+    return {**_without_empty(values), "counts": suite.counts.as_object}
 
 
 def _test(test: TestVerdict, suite: CellSuite) -> str:
@@ -97,16 +95,16 @@ def _test(test: TestVerdict, suite: CellSuite) -> str:
         own += f', "classname": {json.dumps(test.classname)}'
     if tags := suite.tags.get(test.nodeid):
         own += f', "tags": {json.dumps(tags)}'
-    if told := suite.repeated.get(test.nodeid):
-        own += f', "repetitions": {json.dumps(_repetitions(told))}'
+    if tally := suite.repeated.get(test.nodeid):
+        own += f', "repetitions": {json.dumps(_repetitions(tally))}'
     if isinstance(test.ranks, PassedRanks) and not test.earlier:
         return own + _passed(test.verdict, compact(test.ranks))
     return own + _rest(test.verdict, compact(test.ranks), is_flaky=test.is_flaky, earlier=test.earlier)
 
 
-def _repetitions(told: RepetitionTally) -> dict[str, Any]:
-    low, high = interval(told.bad, told.runs)
-    return {**asdict(told), "interval": [round(low, 6), round(high, 6)]}
+def _repetitions(tally: RepetitionTally) -> dict[str, Any]:
+    low, high = interval(tally.bad, tally.runs)
+    return {**asdict(tally), "interval": [round(low, 6), round(high, 6)]}
 
 
 @lru_cache(maxsize=64)
@@ -116,13 +114,13 @@ def _passed(verdict: Verdict, ranks: str) -> str:
 
 
 def _rest(verdict: Verdict, ranks: str, *, is_flaky: bool, earlier: Sequence[TestVerdict]) -> str:
-    said: Mapping[str, Any] = {
+    values: Mapping[str, Any] = {
         **_verdict(verdict),
         "ranks": ranks,
         "flaky": is_flaky,
         "earlier": [_earlier(attempt) for attempt in earlier],
     }
-    return f", {json.dumps(_said(said))[1:]}"
+    return f", {json.dumps(_without_empty(values))[1:]}"
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
@@ -140,10 +138,10 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _earlier(attempt: TestVerdict) -> dict[str, Any]:
-    return {"attempt": attempt.number, **_said(_verdict(attempt.verdict)), "ranks": compact(attempt.ranks)}
+    return {"attempt": attempt.number, **_without_empty(_verdict(attempt.verdict)), "ranks": compact(attempt.ranks)}
 
 
-def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values without those that are None, empty or false."""
     return {
         name: value

@@ -1,7 +1,7 @@
-"""The values of the report: results of ranks, in columns, and the tests they add up to.
+"""The data of a report: the results of ranks, stored in columns, and the verdicts on tests.
 
-A job of 64 ranks and 20,000 tests has over a million results, nearly all of them only *passed*, a duration and a time
-of arrival. An object for each would take a gigabyte; columns, and names that the ranks share, take 16 megabytes.
+A job of 64 ranks and 20,000 tests has over a million results, and nearly all of them are just *passed* with a duration
+and a time of arrival. One object for each would take a gigabyte; columns and shared names take 16 megabytes.
 """
 
 import math
@@ -22,13 +22,13 @@ from allranks.protocol.xml_text import file_of
 from allranks.report.status import Status
 
 if TYPE_CHECKING:
-    from allranks.report.rank_course import RankCourse
+    from allranks.report.rank_timeline import RankTimeline
 
 SkipPolicy = Literal["skip", "pass"]
-"""How an environment skip is read: as the skip it is, or as a pass that keeps its reason."""
+"""Whether an environment skip counts as a skip or as a pass; the reason is kept in both cases."""
 
 XPASS: Final = "xpass"
-"""The reason of a pass on every rank of a test with a non-strict xfail mark."""
+"""The reason of a verdict if a test with a non-strict xfail mark passed on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,26 +40,24 @@ class RankResult:
     name: str
     rank: int
     outcome: Outcome
-    # Seconds on the clock of the leading agent when the outcome arrived there: for order only. None if the XML does not
-    # state it.
-    at: float | None = None
-    consequence: bool = False  # True if this bad outcome came within the grace after the leading one
+    at: float | None = None  # when the outcome arrived, in seconds on the lead agent's clock; None if not stated
+    consequence: bool = False  # True for a secondary failure
     caused_by: int | None = None  # for an aborted rank, the rank that failed first
     skip_kind: SkipKind | None = None
     skip_code: int | None = None  # exit code of torch's skip table
-    gpus_needed: int | None = None  # the GPUs (or other accelerators) that a hardware skip asked for
+    gpus_needed: int | None = None  # the GPUs (or other accelerators) that a hardware skip requires
     phase: str = ""
     message: str = ""
     text: str = ""
     duration: float = 0.0  # seconds
     stdout: str = ""
     stderr: str = ""
-    world_size: int | None = None  # ranks that took part in this test, if it differs from the job's
-    reruns: tuple["RankResult", ...] = ()  # the tries before the one with this outcome, oldest first, without output
+    world_size: int | None = None  # the number of ranks of this test, if it differs from the job's
+    reruns: tuple["RankResult", ...] = ()  # the tries before this one, oldest first, without output
 
 
 class VerdictKind(StrEnum):
-    """The kind of verdict on a test in a cell, in JUnit's terms."""
+    """The kind of a verdict, in JUnit's terms."""
 
     PASSED = "passed"
     SKIPPED = "skipped"
@@ -68,12 +66,11 @@ class VerdictKind(StrEnum):
 
     @property
     def is_bad(self) -> bool:
-        """True if this makes the run bad."""
+        """True if the run fails because of it."""
         return self in {VerdictKind.FAILURE, VerdictKind.ERROR}
 
     @property
     def status(self) -> Status:
-        """Its letter."""
         return _STATUSES[self]
 
 
@@ -86,7 +83,7 @@ _STATUSES: Final = {
 
 
 def kind_of(outcome: Outcome) -> VerdictKind:
-    """The kind of verdict on a test whose only rank, or leading rank, has this outcome."""
+    """The kind of the verdict on a test whose only or deciding rank has this outcome."""
     if outcome.is_bad:
         return VerdictKind.FAILURE if outcome is Outcome.FAILED else VerdictKind.ERROR
     return VerdictKind.SKIPPED if outcome in {Outcome.SKIPPED, Outcome.XFAILED} else VerdictKind.PASSED
@@ -96,7 +93,7 @@ class VerdictRule(IntEnum):
     """The first six rules of :mod:`allranks.report.judge.rules`, by number."""
 
     UNACCOUNTED = 1
-    LEADING_OUTCOME = 2
+    PRIMARY_FAILURE = 2
     RANKS_DISAGREE = 3
     SKIPPED = 4
     PASSED = 5
@@ -105,13 +102,13 @@ class VerdictRule(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The verdict on the rank outcomes of one test in one cell."""
+    """The verdict on one test in one cell, over all of its ranks."""
 
     kind: VerdictKind
     rule: VerdictRule
     reason: str = ""  # one or two words for the ``type`` attribute: ``failed``, ``timed_out``, ``pytest.skip``
-    exit_code: ExitCode = ExitCode.OK  # the run's exit code if there were only this verdict
-    leading: int | None = None
+    exit_code: ExitCode = ExitCode.OK  # the exit code that this verdict demands of the run
+    leading: int | None = None  # the rank with the primary failure
     message: str = ""
     text: str = ""
     executed: bool = True  # True if any rank ran the test
@@ -120,22 +117,21 @@ class Verdict:
 
     @property
     def is_bad(self) -> bool:
-        """True if this verdict makes the run bad."""
         return self.kind.is_bad
 
     @property
     def is_skip_but_pass(self) -> bool:
-        """True if this is an environment skip that the policy reads as a pass."""
+        """True if this is an environment skip that counts as a pass by the policy."""
         return self.kind is VerdictKind.PASSED and self.rule is VerdictRule.SKIPPED
 
     @property
     def status(self) -> Status:
-        """How it counts: a test that was not run is a skip, and a flaky one is what it was in its last attempt."""
+        """The status of the counted attempt alone: never flaky, and a test that did not run is a skip."""
         return Status.PASSED_SKIP if self.is_skip_but_pass else self.kind.status
 
 
 def status_of(verdict: Verdict, *, has_earlier: bool) -> Status:
-    """What has become of a test with this verdict, which may have gone wrong in an earlier attempt."""
+    """The status of a test over all attempts; ``has_earlier`` if it failed in an earlier one."""
     if verdict.is_bad:
         return verdict.status
     if verdict.rule is VerdictRule.JOB and not verdict.executed:
@@ -153,32 +149,31 @@ class TestVerdict:
     classname: str
     name: str
     verdict: Verdict
-    ranks: Sequence[RankResult] = ()  # the rank results behind the verdict, by rank, including missing ones
-    earlier: tuple["TestVerdict", ...] = ()  # the same test in the attempts before in which it went wrong, oldest first
-    number: int = 0  # of one of these: that of its attempt, or of its try within one, from 1
-    file: str = ""  # the source file that its ranks' XML states; empty if they state none
-    line: int = 0  # the line in that; 0 if they state none
+    ranks: Sequence[RankResult] = ()  # the results behind the verdict, by rank, including missing ones
+    earlier: tuple["TestVerdict", ...] = ()  # the test in the earlier attempts in which it failed, oldest first
+    number: int = 0  # of an earlier attempt or try: its number, from 1
+    file: str = ""  # the source file that the ranks' XML states, if any
+    line: int = 0  # the line in that file, if any
 
     @property
     def source(self) -> tuple[str, int | None]:
-        """The source file and the line that it went wrong in, as far as these are known; the line of a good test."""
+        """The source file, and the line in which the test failed or at which it starts, as far as they are known."""
         file = self.file or file_of(self.nodeid)
-        line = line_in(self.lead.text, file) if self.verdict.is_bad and self.lead else None
+        line = line_in(self.primary.text, file) if self.verdict.is_bad and self.primary else None
         return file, line or self.line or None
 
     @property
-    def lead(self) -> RankResult | None:
-        """The result of the rank that the verdict leads with."""
+    def primary(self) -> RankResult | None:
+        """The result of the rank with the primary failure."""
         return next((rank for rank in self.ranks if rank.rank == self.verdict.leading), None)
 
     @property
     def is_flaky(self) -> bool:
-        """True if the test went wrong in an earlier attempt, but not in the one that counts."""
+        """True if the test failed in an earlier attempt, but not in the one that counts."""
         return bool(self.earlier) and self.status is Status.FLAKY
 
     @property
     def status(self) -> Status:
-        """What has become of it over all attempts."""
         return status_of(self.verdict, has_earlier=bool(self.earlier))
 
     @property
@@ -189,13 +184,13 @@ class TestVerdict:
         return max((rank.duration for rank in self.ranks), default=0.0)
 
 
-_OF_OTHERS: Final = frozenset({Outcome.ABORTED, Outcome.MISSING})
+_CAUSED_BY_OTHERS: Final = frozenset({Outcome.ABORTED, Outcome.MISSING})
 
 
 def own_failures(ranks: Iterable[RankResult]) -> frozenset[int]:
-    """The ranks that went wrong by themselves; those without a result if no other rank did."""
+    """The ranks that failed on their own, or else the missing ranks."""
     bad = [rank for rank in ranks if rank.outcome.is_bad]
-    own = [rank for rank in bad if rank.outcome not in _OF_OTHERS and not rank.consequence]
+    own = [rank for rank in bad if rank.outcome not in _CAUSED_BY_OTHERS and not rank.consequence]
     return frozenset(rank.rank for rank in own or [rank for rank in bad if rank.outcome is Outcome.MISSING])
 
 
@@ -204,25 +199,23 @@ ABSENT: Final = -math.inf
 
 _MICROS: Final = 1e6
 _MOST_MICROS: Final = (1 << 32) - 1
-_NOBODY: Final = 0.0  # in the place of the first rank's time, until one is known
+_UNKNOWN: Final = 0.0  # the first rank's time of arrival before any is known
 
 
 @dataclass(slots=True)
 class Durations:
-    """A column of seconds: four bytes each as long as all are whole microseconds, as nearly all are."""
+    """A column of seconds: four bytes each, as long as all are whole microseconds, as nearly all are."""
 
     _column: "array[Any]" = field(default_factory=lambda: array("I"))
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Self:
-        """A column with these values."""
         column = cls()
         column.extend(seconds)
         return column
 
     def extend(self, seconds: Sequence[float]) -> None:
-        """Add values at the end; none of them changes."""
-        micros = [round(each * _MICROS) for each in seconds]
+        micros = [round(value * _MICROS) for value in seconds]
         if self._column.typecode == "I" and (
             max(micros, default=0) > _MOST_MICROS or any(map(ne, map(truediv, micros, repeat(_MICROS)), seconds))
         ):
@@ -235,88 +228,79 @@ class Durations:
         del self._column[count:]
 
     def __len__(self) -> int:
-        """The number of values."""
         return len(self._column)
 
-    def __getitem__(self, place: int) -> float:
-        """One value."""
-        value: float = self._column[place]
+    def __getitem__(self, index: int) -> float:
+        value: float = self._column[index]
         return value / _MICROS if self._column.typecode == "I" else value
 
-    def __setitem__(self, place: int, seconds: float) -> None:
-        """Change a value."""
+    def __setitem__(self, index: int, seconds: float) -> None:
         if self._column.typecode == "I":
             micros = round(seconds * _MICROS)
             if micros <= _MOST_MICROS and micros / _MICROS == seconds:
-                self._column[place] = micros
+                self._column[index] = micros
                 return
             self._column = array("d", self)
-        self._column[place] = seconds
+        self._column[index] = seconds
 
     def __iter__(self) -> Iterator[float]:
-        """Each value."""
         return map(truediv, self._column, repeat(_MICROS)) if self._column.typecode == "I" else iter(self._column)
 
 
 @dataclass(slots=True)
 class Arrivals:
-    """When the outcomes of tests arrived on one rank; :data:`ABSENT` if unknown.
+    """When the outcomes of tests arrived from one rank; :data:`ABSENT` if unknown.
 
-    Four bytes each, for the difference from the first rank of the job: exact up to four seconds, beyond that to seven
-    digits. Where outcomes are compared to the microsecond, because they are bad, :attr:`RankFile.details` has them.
+    Four bytes each, for the difference from the first rank of the job: exact up to four seconds, and to seven digits
+    beyond. The times of failures, which are compared to the microsecond, are in :attr:`RankFile.details`.
     """
 
-    first: "array[float]"  # of any rank, by the index of the test; all ranks of a job share it
+    first: "array[float]"  # the first rank's time by the index of the test; all ranks of a job share it
     _later: "array[float]" = field(default_factory=lambda: array("f"))
 
     def resize(self, count: int) -> None:
-        """Cut or extend the column to this many tests; nothing is known of further ones."""
-        self.first.extend(repeat(_NOBODY, count - len(self.first)))
+        """Cut or extend the column to this many tests; the times of additional ones are unknown."""
+        self.first.extend(repeat(_UNKNOWN, count - len(self.first)))
         self._later.extend(repeat(ABSENT, count - len(self._later)))
         del self._later[count:]
 
     def extend(self, arrivals: Sequence[float]) -> None:
-        """Add values at the end."""
         start = len(self._later)
         end = start + len(arrivals)
-        self.first.extend(repeat(_NOBODY, end - len(self.first)))
-        if _NOBODY in (first := self.first[start:end]):
+        self.first.extend(repeat(_UNKNOWN, end - len(self.first)))
+        if _UNKNOWN in (first := self.first[start:end]):
             first = array("d", (one or at if at != ABSENT else one for one, at in zip(first, arrivals, strict=True)))
             self.first[start:end] = first
         self._later.extend(map(sub, arrivals, first))
 
     def __len__(self) -> int:
-        """The number of values."""
         return len(self._later)
 
-    def __getitem__(self, place: int) -> float:
-        """One value."""
-        return self.first[place] + self._later[place]
+    def __getitem__(self, index: int) -> float:
+        return self.first[index] + self._later[index]
 
-    def __setitem__(self, place: int, at: float) -> None:
-        """Change a value."""
-        if self.first[place] == _NOBODY and at != ABSENT:
-            self.first[place] = at
-        self._later[place] = at - self.first[place]
+    def __setitem__(self, index: int, at: float) -> None:
+        if self.first[index] == _UNKNOWN and at != ABSENT:
+            self.first[index] = at
+        self._later[index] = at - self.first[index]
 
     def __iter__(self) -> Iterator[float]:
-        """Each value."""
         return map(add, self.first, self._later)
 
 
 class Key(NamedTuple):
-    """A test's name in a file."""
+    """How a file of results identifies a test."""
 
     classname: str
     name: str
-    said: str = ""  # the node id that the file states; empty if it states none
-    file: str = ""  # the source file that it states; empty if it states none
-    line: int = 0  # the line in that; 0 if it states none
+    stated_nodeid: str = ""  # the node id in the file, if any
+    file: str = ""  # the source file of the test, if stated
+    line: int = 0  # the line in that file, if stated
 
     @property
     def nodeid(self) -> str:
-        """The node id; ``classname::name`` if the file states none."""
-        return self.said or (f"{self.classname}::{self.name}" if self.classname else self.name)
+        """The stated node id, or else ``classname::name``."""
+        return self.stated_nodeid or (f"{self.classname}::{self.name}" if self.classname else self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,33 +310,31 @@ class RankFile:
     path: Path
     rank: int | None  # None if neither the file nor its name states it
     properties: Mapping[str, str] = field(default_factory=dict)
-    keys: tuple[Key, ...] = ()  # its tests, each once, in order. Ranks that ran the same tests share one tuple.
+    keys: tuple[Key, ...] = ()  # the distinct tests, in order; ranks that ran the same tests share one tuple
+    # The columns have a value for each key; at and world_sizes may also be empty, if all of their values are unknown.
     seconds: Durations = field(default_factory=Durations)
-    # When the outcome of each test arrived. Empty if all that is unknown.
     at: Arrivals = field(default_factory=lambda: Arrivals(array("d")))
-    # The number of ranks that took part in each; 0 if unknown. Empty if all are.
-    world_sizes: "array[int]" = field(default_factory=lambda: array("H"))
-    # The results with more than *passed* and these three.
+    world_sizes: "array[int]" = field(default_factory=lambda: array("H"))  # 0 if unknown
+    # By the index of the key, each result that is not just *passed* with the values in these columns.
     details: Mapping[int, RankResult] = field(default_factory=dict)
-    problem: str = ""  # why the file could not be read to its end, or is implausible, in one sentence; empty for none
-    note: str = ""  # an oddity that may be harmless; empty for none
-    is_unfinished: bool = False  # True if its journal does not record that the job did all its work
-    # Of its journal's tests that went wrong, by node id; as its tags, the same for all ranks.
-    courses: Mapping[str, "RankCourse"] = field(default_factory=dict)
+    problem: str = ""  # one sentence on why the file could not be read to its end, or is implausible
+    note: str = ""  # a sentence, without its full stop, on an oddity that may be harmless
+    is_unfinished: bool = False  # True if its journal does not record that the job finished
+    # From the journal, the same for all ranks: timelines of failed tests and tags of tests, by node id.
+    timelines: Mapping[str, "RankTimeline"] = field(default_factory=dict)
     tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    torch: str = ""  # the version that its journal names, the same for all ranks; empty if unknown
+    torch: str = ""  # the version in the journal; empty if unknown
 
     @property
     def results(self) -> tuple[RankResult, ...]:
-        """All of them."""
         return tuple(map(self.result, range(len(self.keys))))
 
-    def result(self, place: int) -> RankResult:
+    def result(self, index: int) -> RankResult:
         """The result of the test whose key has this index."""
-        if place in self.details:
-            return self.details[place]
-        key = self.keys[place]
-        at = self.at[place] if self.at else ABSENT
+        if index in self.details:
+            return self.details[index]
+        key = self.keys[index]
+        at = self.at[index] if self.at else ABSENT
         return RankResult(
             nodeid=key.nodeid,
             classname=key.classname,
@@ -360,14 +342,14 @@ class RankFile:
             rank=self.rank or 0,
             outcome=Outcome.PASSED,
             at=None if at == ABSENT else at,
-            duration=self.seconds[place],
-            world_size=(self.world_sizes[place] or None) if self.world_sizes else None,
+            duration=self.seconds[index],
+            world_size=(self.world_sizes[index] or None) if self.world_sizes else None,
         )
 
 
 @dataclass(frozen=True, eq=False)
 class RankGroup:
-    """The files of ranks that ran the same tests, in the order of the ranks."""
+    """The files of ranks that ran the same tests, by rank."""
 
     files: tuple[RankFile, ...]
 
@@ -378,7 +360,7 @@ class RankGroup:
 
     @cached_property
     def passed(self) -> str:
-        """The result of :func:`compact` for a test that passed on all of them."""
+        """The :func:`compact` form of a test that passed on all of them."""
         return _compact(self.ranks, Outcome.PASSED)
 
     @cached_property
@@ -393,18 +375,17 @@ class RankGroup:
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """Their tests, in order."""
         return self.files[0].keys
 
     @cached_property
-    def places(self) -> Mapping[str, int]:
-        """The index of each test, by node id."""
-        return {key.nodeid: place for place, key in enumerate(self.keys)}
+    def index(self) -> Mapping[str, int]:
+        """The index of each test's key, by node id."""
+        return {key.nodeid: index for index, key in enumerate(self.keys)}
 
     @cached_property
     def notable(self) -> frozenset[int]:
         """The indices of tests that are not a plain pass on every rank."""
-        return frozenset(place for file in self.files for place in file.details)
+        return frozenset(index for file in self.files for index in file.details)
 
     @cached_property
     def world_sizes(self) -> "array[int]":
@@ -417,39 +398,36 @@ class RankGroup:
 class PassedRanks(Sequence[RankResult]):
     """The results of a test that passed on every rank, each built on access."""
 
-    team: RankGroup
-    place: int
+    group: RankGroup
+    test_index: int
 
     def __len__(self) -> int:
-        """The number of ranks."""
-        return len(self.team.files)
+        return len(self.group.files)
 
     @overload
     def __getitem__(self, index: int) -> RankResult: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[RankResult, ...]: ...
     def __getitem__(self, index: int | slice) -> RankResult | tuple[RankResult, ...]:
-        """The result of one rank, or of a slice of ranks."""
         if isinstance(index, slice):
-            return tuple(file.result(self.place) for file in self.team.files[index])
-        return self.team.files[index].result(self.place)
+            return tuple(file.result(self.test_index) for file in self.group.files[index])
+        return self.group.files[index].result(self.test_index)
 
     def __iter__(self) -> Iterator[RankResult]:
-        """Each rank's result."""
-        return (file.result(self.place) for file in self.team.files)
+        return (file.result(self.test_index) for file in self.group.files)
 
     @property
     def time(self) -> float:
         """Seconds of the slowest rank."""
-        return self.team.slowest[self.place]
+        return self.group.slowest[self.test_index]
 
 
-def teams_of(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:
-    """The files, grouped by equal lists of tests; the ranks of a job that went well form one group."""
+def rank_groups(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:
+    """Group the files by equal lists of tests; the ranks of a normal job form one group."""
     groups: dict[int, list[RankFile]] = {}
     known: list[tuple[Key, ...]] = []
     for file in files:
-        same = next((place for place, keys in enumerate(known) if keys is file.keys or keys == file.keys), None)
+        same = next((index for index, keys in enumerate(known) if keys is file.keys or keys == file.keys), None)
         if same is None:
             same = len(known)
             known.append(file.keys)
@@ -457,13 +435,13 @@ def teams_of(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:
     return tuple(RankGroup(tuple(sorted(group, key=lambda file: file.rank or 0))) for group in groups.values())
 
 
-def results_of(nodeid: str, teams: Iterable[RankGroup]) -> list[RankResult]:
-    """The results of one test, one for each rank that reports it: if several files do for a rank, the worse."""
+def results_of(nodeid: str, groups: Iterable[RankGroup]) -> list[RankResult]:
+    """The results of one test, one for each rank that reports it: the worse one if several files do."""
     by_rank: dict[int, list[RankResult]] = {}
-    for team in teams:
-        if (place := team.places.get(nodeid)) is not None:
-            for file in team.files:
-                by_rank.setdefault(file.rank or 0, []).append(file.result(place))
+    for group in groups:
+        if (index := group.index.get(nodeid)) is not None:
+            for file in group.files:
+                by_rank.setdefault(file.rank or 0, []).append(file.result(index))
     return [fold(same) for same in by_rank.values()]
 
 
@@ -481,16 +459,16 @@ SEVERITY: Final = (
 )
 """The outcomes from the best to the worst.
 
-This order decides if the order of arrival is unknown: the further a rank was from ending its test by itself, the
-worse. A crash is worse than a time-out because peers hang on a crashed rank; an aborted rank was fine until it was
+This order decides if the order of arrival is unknown: the further a rank was from completing its test on its own, the
+worse. A crash is worse than a timeout because peers hang on a crashed rank; an aborted rank was fine until it was
 stopped.
 """
 
-_SEVERITY_OF: Final = {outcome: place for place, outcome in enumerate(SEVERITY)}
+_SEVERITY_OF: Final = {outcome: index for index, outcome in enumerate(SEVERITY)}
 
 
 def severity(outcome: Outcome) -> int:
-    """The index of an outcome in :data:`SEVERITY`; the higher, the worse."""
+    """The index of an outcome in :data:`SEVERITY`: the higher, the worse."""
     return _SEVERITY_OF[outcome]
 
 
@@ -513,18 +491,18 @@ def fold(results: Sequence[RankResult]) -> RankResult:
 
 
 def _worst_first(result: RankResult) -> tuple[object, ...]:
-    """The key of a total order, so that folding does not depend on the order in the file."""
+    """A total order, so that folding does not depend on the order in the file."""
     earliest = (result.at is None, result.at or 0.0)
-    said = (result.message, result.text, result.stdout, result.stderr, result.classname, result.name)
+    texts = (result.message, result.text, result.stdout, result.stderr, result.classname, result.name)
     skip = (str(result.skip_kind), str(result.skip_code), str(result.gpus_needed))
     more = (result.consequence, str(result.caused_by), *skip, result.duration, result.phase, str(result.world_size))
-    return (-severity(result.outcome), *earliest, *said, *more)
+    return (-severity(result.outcome), *earliest, *texts, *more)
 
 
 def compact(ranks: Sequence[RankResult]) -> str:
     """``0-2,5:passed 3-4:failed``: every rank with its outcome, for programs."""
     if isinstance(ranks, PassedRanks):
-        return ranks.team.passed
+        return ranks.group.passed
     by_outcome: dict[Outcome, list[int]] = {}
     for rank in ranks:
         by_outcome.setdefault(rank.outcome, []).append(rank.rank)
@@ -536,22 +514,22 @@ def _compact(group: Iterable[int], outcome: Outcome) -> str:
 
 
 def describe(outcome: Outcome) -> str:
-    """An outcome as a word or two of prose."""
+    """An outcome in one or two words."""
     return outcome.value.replace("_", " ")
 
 
-def strip(ranks: Sequence[RankResult], leading: RankResult | None = None) -> str:
-    """``0, 2-3 aborted by rank 1; 1 failed (leads)``: every rank with its outcome, grouped by outcome."""
+def rank_summary(ranks: Sequence[RankResult], primary: RankResult | None = None) -> str:
+    """``0, 2-3 aborted by rank 1; 1 failed (primary failure)``: every rank with its outcome, grouped by outcome."""
     by_outcome: dict[str, list[int]] = {}
     for rank in ranks:
-        by_outcome.setdefault(_with_role(rank, leading), []).append(rank.rank)
-    return "; ".join(f"{numbers(group)} {words}" for words, group in by_outcome.items())
+        by_outcome.setdefault(_with_role(rank, primary), []).append(rank.rank)
+    return "; ".join(f"{numbers(group)} {outcome}" for outcome, group in by_outcome.items())
 
 
-def _with_role(rank: RankResult, leading: RankResult | None) -> str:
-    words = describe(rank.outcome)
-    if rank is leading:
-        return f"{words} (leads)"
+def _with_role(rank: RankResult, primary: RankResult | None) -> str:
+    outcome = describe(rank.outcome)
+    if rank is primary:
+        return f"{outcome} (primary failure)"
     if rank.outcome is Outcome.ABORTED and rank.caused_by is not None:
-        return f"{words} by rank {rank.caused_by}"
-    return f"{words} (consequence)" if rank.consequence and rank.outcome.is_bad else words
+        return f"{outcome} by rank {rank.caused_by}"
+    return f"{outcome} (secondary failure)" if rank.consequence and rank.outcome.is_bad else outcome

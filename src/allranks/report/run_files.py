@@ -1,4 +1,4 @@
-"""``run.json`` and ``job.json``: how runs and attempts describe themselves to reports."""
+"""``run.json`` and ``job.json``: the descriptions of runs and attempts."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,18 +21,18 @@ _NodeIds = tuple[_NodeId, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedJob:
-    """A job that a manifest announces."""
+    """A job in a manifest."""
 
     id: str = ""
     cell: _Id
     suite: _Id
     image: str = ""
     pytest_args: tuple[str, ...] = ()  # the run's arguments to pytest, which follow those of the suite
-    pack: str = ""  # the pack of a plan for several machines that it is in; empty for none
+    pack: str = ""  # the batch of a plan for several machines that has the job; empty without such a plan
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Cell and suite, the key of its results."""
+    def key(self) -> tuple[str, str]:
+        """Cell and suite, by which results are found."""
         return self.cell, self.suite
 
 
@@ -40,15 +40,15 @@ class PlannedJob:
 class JudgingPolicy:
     """How the results of a run are judged."""
 
-    skip: SkipPolicy | None = None  # the policy of the matrix file; None if the user has set none
+    skip: SkipPolicy | None = None  # the policy of the matrix file; None if it has none
     mixed_skip: tuple[str, ...] = ()  # patterns of tests that some ranks may skip while others run them
-    # The number of tests executed in a good run, by cell and suite.
+    # The expected numbers of executed tests, by cell and suite.
     baseline: Mapping[_Id, Mapping[_Id, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedCells:
-    """Cells that a rule of the matrix file has dropped."""
+    """Cells that a rule of the matrix file drops."""
 
     rule: str
     reason: str
@@ -60,20 +60,18 @@ class Manifest:
     """run.json: the plan of a run."""
 
     run_id: str
-    allranks: str = ""  # the version that began the run
+    allranks: str = ""  # the version that started the run
     python: str = ""
-    started: str = ""  # when it began, in ISO 8601
-    host: str = ""  # the name of the machine that began it
+    started: str = ""  # in ISO 8601
+    host: str = ""  # the name of the machine that started the run
     commit: str = ""  # of the repository, with "-dirty" if tracked files differ from it; empty if unknown
     seed: Annotated[int, range(-(2**63), 2**63)] = 0
-    command: str = ""  # of the run, up to the words for pytest
+    command: str = ""  # the command line, without arguments for pytest
     matrix: str = ""  # the name of the matrix file
-    # Its folder in the repository, which paths of tests are relative to; empty for the repository's root, or if there
-    # is none.
-    folder: str = ""
+    folder: str = ""  # the folder of the matrix file in the repository, which paths of tests are relative to
     policy: JudgingPolicy = field(default_factory=JudgingPolicy)
     dropped: tuple[DroppedCells, ...] = ()
-    # For each cell id its value on each axis.
+    # The value on each axis, by cell id.
     cells: Mapping[_Id, Mapping[Annotated[str, str], str | int]] = field(default_factory=dict)
     jobs: tuple[PlannedJob, ...] = ()
 
@@ -94,39 +92,38 @@ class JobError:
 
     @classmethod
     def from_exception(cls, error: AllranksError) -> Self:
-        """A failure of the engine, or of anything else that a job needs, or a request that cannot be met."""
+        """Make the error of a job that failed because of the infrastructure or an invalid request."""
         kind = "usage" if error.exit_code is ExitCode.USAGE else "infrastructure"
         return cls(kind=kind, what=error.what, why=error.why, remedy=error.remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """job.json: the course of one attempt at a job."""
+    """job.json: one attempt at a job."""
 
     id: str = ""
     run_id: str = ""  # the run that it belongs to; empty if the file does not state it
     cell: _Id = ""
     suite: _Id = ""
     attempt: int = 1
-    continues: int = 0  # the number of the attempt that this one continues, if it reran a part of the job; else 0
+    continues: int = 0  # if it reran a part of the job: the number of the attempt that it continues; else 0
     engine: str = ""
-    image: str = ""  # the image of its containers; empty if there were none
+    image: str = ""  # of its containers
     spec: Mapping[str, Any] | None = None  # the request to the engine, for people; None if it could not be built
     gpus: tuple[str, ...] = ()
     world_size: Annotated[int, range(1, MOST_RANKS + 1)]
     nodes: Annotated[int, range(1, MOST_RANKS + 1)] = 1
-    exit_status: Annotated[int, range(-(2**31), 2**31)] | None = None  # the leading agent's; None if unknown
+    exit_status: Annotated[int, range(-(2**31), 2**31)] | None = None  # the lead agent's; None if unknown
     error: JobError | None = None
     started: float | None = None  # seconds since the epoch
     finished: float | None = None
-    collected: _NodeIds | None = None  # Node ids; None if the collection never ended
-    # All tests that pytest collected, also those of other shards or attempts, each with the digest of its parameters.
+    collected: _NodeIds | None = None  # None if the collection never ended
+    # The digests of the parameters of all collected tests, including those of other shards or attempts.
     full_collection: Mapping[_NodeId, Annotated[str, str]] = field(default_factory=dict)
     deselected: int = 0
-    not_run: _NodeIds = ()  # Node ids that did not run because the job was stopped, for ``stop_reason``
+    not_run: _NodeIds = ()  # tests that did not run because the job was stopped, for ``stop_reason``
     stop_reason: str = ""
     notes: tuple[str, ...] = ()  # sentences about the job, without their full stops
-    # How its tests have fared that it repeated.
     repeated: Mapping[_NodeId, RepetitionTally] = field(default_factory=dict)
     share: Share | None = None  # None if the job had the whole suite
     # Digests of the journal and of the rank XML that was generated from it, by file name.
@@ -134,21 +131,21 @@ class JobRecord:
 
     @property
     def elapsed(self) -> float | None:
-        """Seconds from its turn to its end; None if the file does not state them."""
+        """Seconds from the job's start to its end; None if the file does not state them."""
         return None if self.started is None or self.finished is None else max(self.finished - self.started, 0.0)
 
     @property
     def seed(self) -> int | None:
-        """The number that the seeds of its tests derive from; None if the file does not state it."""
+        """The number from which the seeds of its tests are derived; None if the file does not state it."""
         agent = (self.spec or {}).get("agent")
         seed = agent.get("seed") if isinstance(agent, Mapping) else None
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
 
 NO_RECORD: Final = JobRecord(world_size=1)
-"""In place of the record of a job that left none: nothing is known of it."""
+"""Replaces the record of a job that has none."""
 
 
 def as_json(document: Manifest | JobRecord) -> dict[str, Any]:
-    """The content of the file."""
+    """The JSON object in the file."""
     return {"schema": SCHEMA, **asdict(document)}

@@ -22,49 +22,49 @@ _ANCHORS: Final = {
     *("counts", "shown", "search", "list", "space", "verdicts", "selects", "chips", "sort", "clear", "index"),
 }
 RESERVED: Final = frozenset(_KEYS | _ANCHORS)
-"""Keys of report.json and anchors of the page that are the report's own: no section can have them as its name."""
+"""Keys of report.json and anchors of the page that the report uses itself, so that no section may be named so."""
 
 _LONGEST: Final = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the report in each of its forms; terminal, summary and page show it unless there is a problem."""
+    """A plug-in's part of the report in all forms; it is shown unless it has a problem."""
 
     title: str
-    headline: str  # what it shows, in a few words beside the title
+    headline: str  # the result in a few words, shown after the title
     object: Mapping[str, Any] = field(default_factory=dict)  # the value in report.json
     lines: tuple[str, ...] = ()  # for the terminal, below title and headline
     markdown: tuple[str, ...] = ()  # for summary.md
     html: str = ""  # for the page, escaped
-    problem: str = ""  # a sentence for the report's notes if there is nothing to show
-    page_only: bool = False  # True to leave it out of terminal, summary.md and report.json
+    problem: str = ""  # a sentence for the report's notices if there is nothing to show
+    page_only: bool = False  # True to omit it from the terminal, summary.md and report.json
 
 
 class SectionMaker(ABC):
-    """An observer of a merge that adds a section to the report. It may not keep the tests: there can be a million."""
+    """Observes a merge and adds a section to the report. It must not keep the tests: there can be a million."""
 
     name: str
-    """The section's key in report.json, and its anchor on the page: unique, of small letters, digits and ``_``."""
+    """The section's key in report.json and its anchor on the page: unique, of small letters, digits and ``_``."""
 
     files: Sequence[str] = ()
-    """JSON files that :meth:`section` writes beside the report; those of other programs are refused before."""
+    """JSON files that :meth:`section` writes next to the report; a merge does not overwrite those of other programs."""
 
     @abstractmethod
     def __call__(self, suite: "CellSuite") -> None:
-        """Take a job with its tests."""
+        """Read a job with its tests."""
 
     @abstractmethod
     def section(self, merged: "MergedRun") -> Section | None:
-        """The section, once all jobs have been taken; None if there is none in this report."""
+        """Make the section after the last job; None if this report has none."""
 
     def for_unfinished_run(self) -> "SectionMaker | None":
-        """Make the maker of the section for a run that was interrupted or failed; None for no section there."""
+        """Make the maker for a run that was interrupted or failed; None for no section."""
         return None
 
 
 class GuardedMaker(SectionMaker):
-    """Calls a maker for one merge. If it raises, a note takes the place of its section: the report must not be lost."""
+    """Calls a maker for one merge. If the maker raises, a notice replaces its section: the report must not be lost."""
 
     def __init__(self, maker: SectionMaker) -> None:
         self.name, self.files = maker.name, maker.files
@@ -72,23 +72,21 @@ class GuardedMaker(SectionMaker):
         self._error: BaseException | None = None
 
     def __call__(self, suite: "CellSuite") -> None:
-        """Take a job with its tests."""
         if self._error is None:
-            with self._noted():
+            with self._recorded():
                 self._maker(suite)
 
     def section(self, merged: "MergedRun") -> Section | None:
-        """The section, or a note; None if there is no section in this report."""
         if self._error is None:
-            with self._noted():
+            with self._recorded():
                 section = self._maker.section(merged)
                 return None if section is None else _checked(section)
         note = f"The section {self.name} is missing from this report: {cut(described(self._error), _LONGEST)}."
         return Section(title="", headline="", problem=note, page_only=True)
 
     def for_unfinished_run(self) -> "GuardedMaker | None":
-        """Make the maker for a run that was interrupted or failed, under the same name; this one if that fails."""
-        with self._noted():
+        """Make the maker for a run that was interrupted or failed; return this one, with its error, if that fails."""
+        with self._recorded():
             maker = self._maker.for_unfinished_run()
             if maker is None:
                 return None
@@ -98,7 +96,7 @@ class GuardedMaker(SectionMaker):
         return self
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _recorded(self) -> Iterator[None]:
         try:
             yield
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may raise anything
@@ -106,12 +104,7 @@ class GuardedMaker(SectionMaker):
 
 
 def _checked(section: object) -> Section:
-    """The section, if all of it can be written.
-
-    Raises:
-        TypeError: It is no section, or has a value of a wrong type.
-        ValueError: A text cannot be encoded.
-    """
+    """Check that a section can be written; TypeError or ValueError if not."""
     if not isinstance(section, Section):
         msg = f"it is a {type(section).__name__}, not a Section"
         raise TypeError(msg)

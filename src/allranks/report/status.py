@@ -1,23 +1,22 @@
-"""What has become of a test, in one letter: on the page, and where runs are compared."""
+"""The status of a test in one letter, for the page and for comparisons of runs."""
 
 from enum import StrEnum
 from typing import Final
 
 
 class Status(StrEnum):
-    """A test over all its ranks and attempts; from the worst to the best."""
+    """The status of a test over all ranks and attempts, from the worst to the best."""
 
     FAILED = "F"
     ERROR = "E"
-    FLAKY = "f"  # it went wrong in an earlier attempt, but not in the one that counts
+    FLAKY = "f"  # it failed in an earlier attempt, but not in the one that counts
     SKIPPED = "S"
-    PASSED_SKIP = "K"  # an environment skip that the policy reads as a pass
+    PASSED_SKIP = "K"  # an environment skip that counts as a pass by the policy
     PASSED = "P"
-    ABSENT = "-"  # the job did not have the test, or ended before it
+    ABSENT = "-"  # the job did not have the test, or ended before the test started
 
     @property
     def word(self) -> str:
-        """The status as people read it."""
         return _WORDS[self]
 
     def word_for(self, number: int) -> str:
@@ -26,12 +25,12 @@ class Status(StrEnum):
 
     @property
     def is_bad(self) -> bool:
-        """True if this makes the run bad."""
+        """True if the run fails because of it."""
         return self in {Status.FAILED, Status.ERROR}
 
     @property
     def without_policy(self) -> "Status":
-        """The status however environment skips are read."""
+        """The status regardless of the policy for environment skips."""
         return Status.SKIPPED if self is Status.PASSED_SKIP else self
 
 

@@ -1,11 +1,11 @@
-"""The counts that suites declare, compared with their testcases.
+"""Compares the counts that suites declare with their testcases.
 
-The root counts all testcases. A suite may count its own, all below it, or, in Node's form (with ``disabled`` and
-``hostname``), one for each element in it. A testcase counts as a failure once, or once for each of its ``failure``
-elements; errors and skips likewise. pytest counts a test whose tear-down fails twice, or once although it has two
-testcases: the number of tests may differ by that of errors. It does not count a try of a test with a testcase of its
-own, which has ``rerun``. Surefire counts the last round of tests alone, or each try: its counts exceed those of
-testcases by the number of tries at most.
+Writers count differently. The root counts all testcases. A suite counts its own testcases, all below it or, in Node's
+form (with ``disabled`` and ``hostname``), one for each child element. A testcase counts as a failure once, or once for
+each of its ``failure`` elements; the same applies to errors and skips. pytest counts a test with a failed tear-down
+twice, or once although it has two testcases, so the number of tests may differ by the number of errors. pytest does
+not count a try that has a testcase of its own, with ``rerun``. Surefire counts only the last round of tests, or each
+try, so its counts may exceed those of testcases by up to the number of tries.
 """
 
 from collections import Counter
@@ -19,37 +19,36 @@ from allranks.report.vocabulary import COUNTS, UnknownError, quoted
 
 @dataclass(eq=False)
 class Suite:
-    """A suite, or the root, and what came in it so far."""
+    """A suite, or the root, with the counts so far."""
 
     attributes: Mapping[str, str]
     properties: dict[str, str] = field(default_factory=dict)
-    own: Counter[str] = field(default_factory=Counter)  # ``more failures`` has those of a testcase besides its first
+    own: Counter[str] = field(default_factory=Counter)  # ``more failures`` counts those after a testcase's first one
     below: Counter[str] = field(default_factory=Counter)  # of all testcases below it
-    children: Counter[str] = field(default_factory=Counter)  # its own, and one for each suite in it
-    suites: int = 0  # the number of suites in it
+    children: Counter[str] = field(default_factory=Counter)  # its own, and one for each child suite
+    suites: int = 0  # the number of child suites
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.attributes.get("name", "")
 
     def add(self, details: CaseDetails, *, is_disabled: bool) -> None:
-        """Count what a testcase of its own states; the number of testcases is set by :attr:`own`."""
+        """Count the elements of one of its own testcases; the caller counts the testcase itself in :attr:`own`."""
         for kind, times in details.elements.items():
             self.own.update({kind: 1, f"more {kind}": times - 1})
         self.own["disabled"] += is_disabled
 
     def add_suite(self, suite: "Suite") -> None:
-        """Count a suite in it that has ended."""
+        """Count a child suite that has ended."""
         self.below.update(suite.below)
         self.children["tests"] += 1
         self.children.update(kind for kind in COUNTS[1:] if suite.below[kind])
         self.suites += 1
 
     def end(self, *, is_root: bool, may_count_tries: bool) -> dict[str, int]:
-        """End it: the counts that it declares and does not have.
+        """Finish the suite, and return the declared counts that are wrong.
 
-        The root counts all testcases. If ``may_count_tries``, each try may count, or the last round of tests alone.
+        If ``may_count_tries``, each try may be counted, or only the last round of tests.
         """
         self.below.update(self.own)
         self.children.update(self.own)
@@ -68,16 +67,16 @@ class Suite:
             if kind == "tests":
                 least, most = least - found["errors"] - found["reruns"], most + found["errors"]
             elif kind == "skipped" and found is self.children:
-                # Node 20 counts a suite with failures as a skip, and none that has skips alone.
+                # Node 20 counts a suite with failures as a skip, but not a suite that has only skips.
                 least, most = self.own[kind], self.own[kind] + self.suites
             if least <= count <= most:
                 return True
         return False
 
 
-def _count(kind: str, said: str) -> int:
-    count = whole_number(said)
+def _count(kind: str, value: str) -> int:
+    count = whole_number(value)
     if count is None:
-        msg = f"a suite declares {quoted(kind, said)}, which is no count"
-        raise UnknownError(msg, "Write counts as digits alone.")
+        msg = f"a suite declares {quoted(kind, value)}, which is not a count"
+        raise UnknownError(msg, "Write counts with digits only.")
     return count

@@ -1,4 +1,4 @@
-"""A run in short: the table at its end, and ``summary.md`` for the step summary of a CI service."""
+"""The short forms of a report: the table on the terminal, and ``summary.md`` for the step summary of a CI service."""
 
 import html
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import MEANING, ExitCode
-from allranks.protocol.repetitions import RepetitionTally, difference_in_words, rate_in_short
+from allranks.protocol.repetitions import RepetitionTally, difference, short_rate
 from allranks.protocol.xml_text import printable, readable, two_ends
 from allranks.report.failure_groups import Failure
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
@@ -16,13 +16,13 @@ from allranks.report.section import Section
 from allranks.report.untrusted import head, write_whole
 
 WIDTH: Final = 100
-"""Columns that no line of the table exceeds."""
+"""The most columns of a line of the table."""
 
 FAILURES: Final = 10
-"""Failures that are listed; the report has all of them."""
+"""Failures that the terminal lists; the report has all of them."""
 
 TRACEBACKS: Final = 5
-"""The first of them, which have the end of the leading rank's traceback, and a command."""
+"""Failures on the terminal that have a traceback and a rerun command."""
 
 _NUMBERS: Final = ("tests", "passed", "failed", "errors", "skipped", "time")
 _COLUMN: Final = 8  # a million tests
@@ -34,34 +34,40 @@ _SUITE: Final = WIDTH - _CELL - 2 - (len(_NUMBERS) - 1) * _COLUMN - _TIME_COLUMN
 
 
 def render_table(merged: MergedRun) -> str:
-    """The run in plain text: one line for each cell and suite, then the first failures and the notes."""
+    """The run in plain text: one line for each job, then the first failures and the notices."""
     return "\n".join(
-        [*_rows(merged), *_first_failures(merged), *_beside_lines(merged), *_sections(merged), *_table_notes(merged)]
+        [
+            *_rows(merged),
+            *_first_failures(merged),
+            *_reference_lines(merged),
+            *_sections(merged),
+            *_table_notes(merged),
+        ]
     )
 
 
 def render_problems(merged: MergedRun) -> str:
-    """The first failures and the notes alone; empty if there are none."""
+    """The first failures and the notices; empty if there are none."""
     return "\n".join([*_first_failures(merged), *_table_notes(merged)]).strip("\n")
 
 
 def first_cause(merged: MergedRun, code: ExitCode) -> str:
-    """Why a run is not good, in one line: its first failure, or what its exit code means."""
+    """Why a run failed, in one line: its first failure, or else the meaning of its exit code."""
     first = next(iter(merged.failures), None)
     if first is None:
         return f"{MEANING[code]} (exit code {code:d})"
-    where = "" if first.is_of_job else f"{first.place}: {first.nodeid}: "
-    extent = f"{first.extent}; " if first.extent else ""
-    return readable(f"{where}{first.message} ({extent}exit code {code:d})")
+    where = "" if first.is_of_job else f"{first.job}: {first.nodeid}: "
+    impact = f"{first.impact}; " if first.impact else ""
+    return readable(f"{where}{first.message} ({impact}exit code {code:d})")
 
 
 def left_out(merged: MergedRun, shown: Sequence[Failure]) -> int:
-    """The number of bad testcases that a list of failures leaves out."""
-    return merged.counts.bad - sum(1 + failure.alike for failure in shown)
+    """The number of failed testcases that are not in a list of failures."""
+    return merged.counts.bad - sum(1 + failure.more for failure in shown)
 
 
 def shorten(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters, with its middle left out; no word is divided."""
+    """``text`` in at most ``width`` characters: the middle is cut out, between words."""
     return text if len(text) <= width else "…".join(two_ends(text, width - 1))
 
 
@@ -74,8 +80,8 @@ def seconds(value: float) -> str:
 
 
 def times(merged: MergedRun) -> str:
-    """The time of the jobs from start to end, and how much of that the tests took."""
-    return f"{seconds(_time(merged))} of jobs, {seconds(merged.counts.time)} in their tests"
+    """The total time of the jobs, and the part that their tests took."""
+    return f"jobs took {seconds(_time(merged))}, of which tests took {seconds(merged.counts.time)}"
 
 
 def _time(merged: MergedRun) -> float:
@@ -92,11 +98,11 @@ def _rows(merged: MergedRun) -> Iterator[str]:
 
 
 def _cell_width(merged: MergedRun) -> int:
-    """The width of the cell column: less than usual if no cell needs it and a suite has a long name."""
+    """The width of the cell column: narrower than usual if no cell needs it and a suite has a long name."""
     cells = [len(readable(suite.cell)) for suite in merged.suites]
     suites = [len(readable(suite.suite)) for suite in merged.suites]
-    lack = max(suites, default=0) - _SUITE
-    return min(_CELL, max(_CELL - max(lack, 0), *cells, len("total")))
+    excess = max(suites, default=0) - _SUITE
+    return min(_CELL, max(_CELL - max(excess, 0), *cells, len("total")))
 
 
 def _numbers(counts: Counts, time: float) -> tuple[str, ...]:
@@ -108,11 +114,11 @@ def _table_row(cell_width: int, cell: str, suite: str, numbers: Sequence[str]) -
     width = _CELL + _SUITE - cell_width
     names = f"{shorten(readable(cell), cell_width):<{cell_width}}  {shorten(readable(suite), width):<{width}}"
     columns = (*((number, _COLUMN) for number in numbers[:-1]), (numbers[-1], _TIME_COLUMN))
-    return names + "".join(f" {number:>{room - 1}}" for number, room in columns)
+    return names + "".join(f" {number:>{column - 1}}" for number, column in columns)
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    """Lines of a text; names and paths, which have hyphens, stay in one piece where they fit into a line."""
+    # Names and paths have hyphens, at which they should not be broken.
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
@@ -121,16 +127,16 @@ def _first_failures(merged: MergedRun) -> Iterator[str]:
     if shown:
         yield ""
         yield "First failures:"
-    for place, failure in enumerate(shown):
-        yield shorten(f"  {failure.kind.upper()} {failure.place}: {readable(failure.nodeid)}", WIDTH)
+    for index, failure in enumerate(shown):
+        yield shorten(f"  {failure.kind.upper()} {failure.job}: {readable(failure.nodeid)}", WIDTH)
         message = shorten(readable(failure.message), _MESSAGE_LINES * (WIDTH - 8))
         yield from _wrapped(message, "    ")
-        if failure.extent:
-            yield from _wrapped(f"({failure.extent})", "    ")
-        if place < TRACEBACKS:
+        if failure.impact:
+            yield from _wrapped(f"({failure.impact})", "    ")
+        if index < TRACEBACKS:
             yield from (shorten(f"      {line}", WIDTH) for line in failure.traceback)
-        if place < TRACEBACKS and failure.again:
-            yield f"    again: {failure.again}"
+        if index < TRACEBACKS and failure.rerun_command:
+            yield f"    rerun: {failure.rerun_command}"
     if more := left_out(merged, shown):
         yield f"  and {more} more: see {merged.junit.name}"
 
@@ -156,7 +162,8 @@ def _table_notes(merged: MergedRun) -> Iterator[str]:
 def _skip_but_pass(merged: MergedRun) -> Iterator[str]:
     count = merged.counts.skip_but_pass
     if count:
-        yield f'{count} environment skip(s) counted as passed (policy skip = "pass").'
+        skips = "skip counts" if count == 1 else "skips count"
+        yield f'{count} environment {skips} as passed (policy skip = "pass").'
 
 
 def _flaky(merged: MergedRun) -> Iterator[str]:
@@ -164,7 +171,11 @@ def _flaky(merged: MergedRun) -> Iterator[str]:
         names = _flaky_names(merged)
         more = f" and {count - _FLAKY_SHOWN} more" if names and count > _FLAKY_SHOWN else ""
         named = f": {', '.join(names[:_FLAKY_SHOWN])}{more}" if names else ""
-        yield f"{count} flaky test(s): they went wrong in an earlier attempt, but not in the last{named}."
+        yield f"{_flaky_count(count)}, which failed in an earlier attempt but not in the last one{named}."
+
+
+def _flaky_count(count: int) -> str:
+    return f"{count} flaky test{'' if count == 1 else 's'}"
 
 
 def _flaky_names(merged: MergedRun) -> list[str]:
@@ -172,13 +183,13 @@ def _flaky_names(merged: MergedRun) -> list[str]:
 
 
 LISTED: Final = 50
-"""Failures that are listed: more would not be read."""
+"""Failures, and flaky tests, that summary.md lists."""
 
 MOST_BYTES: Final = 900_000
 """GitHub drops a step summary above 1 MiB entirely, and the step may already have written something."""
 
-_ROOM_FOR_ROWS: Final = 600_000
-_ROOM_FOR_MORE: Final = 200  # for the number of what is left out
+_ROW_BYTES: Final = 600_000
+_LAST_LINE_BYTES: Final = 200  # of the line that gives the number of omitted lines
 _NAME: Final = 300
 _LONGEST: Final = 500
 _CELLS_SHOWN: Final = 12
@@ -191,20 +202,27 @@ _TITLE: Final = "## allranks: "
 
 
 def is_summary(path: Path) -> bool:
-    """True if allranks wrote this summary: it may be overwritten."""
+    """True if allranks wrote this file, and may therefore overwrite it."""
     return head(path, len(_TITLE)) == _TITLE.encode()
 
 
 def write_summary(merged: MergedRun, environ: Mapping[str, str]) -> None:
-    """Writes the summary of a run, which links to the artifacts of a CI service's run that ``environ`` names."""
+    """Write summary.md; on GitHub, it links to the artifacts of the workflow run in ``environ``."""
     write_whole(merged.summary, render_summary(merged, environ))
 
 
 def render_summary(merged: MergedRun, environ: Mapping[str, str]) -> str:
-    """The run in Markdown, in at most :data:`MOST_BYTES`: verdict, cells and suites, then failures and notes."""
-    lines = [*_head(merged, environ), *_table(merged), "", *_failures(merged), *_flaky_list(merged), *_beside(merged)]
+    """The run in Markdown, in at most :data:`MOST_BYTES`: result, jobs, failures and notices."""
+    lines = [
+        *_head(merged, environ),
+        *_table(merged),
+        "",
+        *_failures(merged),
+        *_flaky_list(merged),
+        *_reference_table(merged),
+    ]
     notes = [f"- {markdown(note)}" for note in (*merged.notes, *_skip_but_pass(merged))]
-    shown = _within(MOST_BYTES - _size(lines), [*_section_lines(merged), *notes], "- and {} more notes")
+    shown = _within(MOST_BYTES - _size(lines), [*_section_lines(merged), *notes], "- and {} more notices")
     return "\n".join([*lines, *shown]) + "\n"
 
 
@@ -212,21 +230,21 @@ def _size(lines: Iterable[str]) -> int:
     return sum(len(line.encode()) + 1 for line in lines)
 
 
-def _within(room: int, lines: Sequence[str], more: str) -> Iterator[str]:
-    """As many lines as fit, and the number of those left out."""
-    for place, line in enumerate(lines):
-        room -= _size([line])
-        if room < _ROOM_FOR_MORE:
-            yield more.format(len(lines) - place)
+def _within(limit: int, lines: Sequence[str], more: str) -> Iterator[str]:
+    """As many lines as fit into this many bytes, and the number of those left out."""
+    for index, line in enumerate(lines):
+        limit -= _size([line])
+        if limit < _LAST_LINE_BYTES:
+            yield more.format(len(lines) - index)
             return
         yield line
 
 
 def _head(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
     counts = merged.counts
-    yield f"{_TITLE}{counts.tests} tests, {counts.bad or 'none'} went wrong"
+    yield f"{_TITLE}{counts.tests} tests, {counts.bad or 'none'} failed"
     yield ""
-    yield f"{counts.words or 'no test'}; {times(merged)}. <br>"
+    yield f"{counts.words or 'no tests'}; {times(merged)}. <br>"
     yield f"{' · '.join(_links(merged, environ))}"
     yield ""
     if (first := next(iter(merged.failures), None)) and first.is_of_job:
@@ -234,7 +252,7 @@ def _head(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _links(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
-    """Links to page and report: on GitHub, which shows a summary apart from its files, to the run's artifacts."""
+    """Links to the reports; on GitHub, which shows a summary without its files, to the artifacts of the run."""
     files = [merged.page.name, *(file.name for file in merged.junit_files or [merged.junit])]
     run = [environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID")]
     if environ.get("GITHUB_ACTIONS") == "true" and all(map(_PLAIN_LINK, run)):
@@ -246,22 +264,22 @@ def _links(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
 
 def _failures(merged: MergedRun) -> Iterator[str]:
     shown = merged.failures[:LISTED]
-    for place, failure in enumerate(shown):
-        yield from _failure(failure, "<details open>" if not place else "<details>")
-        if place < KEPT_TRACEBACKS:
+    for index, failure in enumerate(shown):
+        yield from _failure(failure, "<details open>" if not index else "<details>")
+        if index < KEPT_TRACEBACKS:
             yield from fenced("text", failure.traceback)
-            yield from fenced("sh", [failure.again] if failure.again else [])
+            yield from fenced("sh", [failure.rerun_command] if failure.rerun_command else [])
         yield from ("", "</details>", "")
     if more := left_out(merged, shown):
         yield from (f"And {more} more, in `{merged.junit.name}`.", "")
 
 
 def _failure(failure: Failure, start: str) -> Iterator[str]:
-    """A group: its message and extent as a line to open, then its first test and its cells."""
-    extent = f" ({_inert(failure.extent)})" if failure.extent else ""
-    yield f"{start}<summary><b>{failure.kind}</b> {_inert(shorten(failure.message, _LONGEST))}{extent}</summary>"
+    """A group: its message and impact in the summary line, then its first test and its cells."""
+    impact = f" ({_inert(failure.impact)})" if failure.impact else ""
+    yield f"{start}<summary><b>{failure.kind}</b> {_inert(shorten(failure.message, _LONGEST))}{impact}</summary>"
     yield ""
-    yield f"First: {markdown(shorten(failure.place, _NAME))}: {markdown(shorten(failure.nodeid, _NAME))}"
+    yield f"First: {markdown(shorten(failure.job, _NAME))}: {markdown(shorten(failure.nodeid, _NAME))}"
     if len(failure.cells) > 1:
         more = f" and {len(failure.cells) - _CELLS_SHOWN} more" if len(failure.cells) > _CELLS_SHOWN else ""
         shown = (markdown(shorten(cell, _NAME)) for cell in failure.cells[:_CELLS_SHOWN])
@@ -271,7 +289,7 @@ def _failure(failure: Failure, start: str) -> Iterator[str]:
 def _flaky_list(merged: MergedRun) -> Iterator[str]:
     if not (count := merged.counts.flaky):
         return
-    yield f"<details><summary>{count} flaky test(s): bad in an earlier attempt, but not in the last</summary>"
+    yield f"<details><summary>{_flaky_count(count)}: failed in an earlier attempt but not in the last one</summary>"
     yield ""
     names = _flaky_names(merged)[:LISTED]
     yield from (f"- {markdown(shorten(name, _NAME))}" for name in names)
@@ -280,40 +298,45 @@ def _flaky_list(merged: MergedRun) -> Iterator[str]:
     yield from ("", "</details>", "")
 
 
-_BESIDE_HEAD: Final = ("test", "allranks", "torch's runner", "difference")
-_BESIDE_SHOWN: Final = 50
+_REFERENCE_HEAD: Final = ("test", "allranks", "torch's runner", "difference")
+_REFERENCE_SHOWN: Final = 50
 
 
-def _beside_rows(merged: MergedRun) -> Iterator[tuple[str, ...]]:
-    """The rates of each test that was repeated under allranks and under torch's own runner."""
-    told = [(suite.cell, *each) for suite in merged.suites for each in suite.repeated.items() if each[1].beside_runs]
-    yield from ((f"{cell}: {nodeid}", *_rates(tally)) for cell, nodeid, tally in told[:_BESIDE_SHOWN])
-    if len(told) > _BESIDE_SHOWN:
-        yield f"and {len(told) - _BESIDE_SHOWN} more, in report.json", "", "", ""
+def _reference_rows(merged: MergedRun) -> Iterator[tuple[str, ...]]:
+    """The failure rates of each test that was also repeated under torch's own runner, the reference."""
+    tallies = [
+        (f"{suite.cell}: {nodeid}", tally)
+        for suite in merged.suites
+        for nodeid, tally in suite.repeated.items()
+        if tally.beside_runs
+    ]
+    yield from ((name, *_rates(tally)) for name, tally in tallies[:_REFERENCE_SHOWN])
+    if len(tallies) > _REFERENCE_SHOWN:
+        yield f"and {len(tallies) - _REFERENCE_SHOWN} more, in report.json", "", "", ""
 
 
-def _rates(told: RepetitionTally) -> tuple[str, str, str]:
-    ours, theirs = rate_in_short(told.bad, told.runs), rate_in_short(told.beside_bad, told.beside_runs)
-    return ours, theirs, difference_in_words(told)
+def _rates(tally: RepetitionTally) -> tuple[str, str, str]:
+    ours, reference = short_rate(tally.bad, tally.runs), short_rate(tally.beside_bad, tally.beside_runs)
+    return ours, reference, difference(tally)
 
 
-def _beside_lines(merged: MergedRun) -> Iterator[str]:
-    for place, (test, ours, theirs, difference) in enumerate(_beside_rows(merged)):
-        if not place:
-            yield from ("", f"Failures under allranks and under {_BESIDE_HEAD[2]}, with 95 % intervals:")
+def _reference_lines(merged: MergedRun) -> Iterator[str]:
+    for index, (test, ours, reference, difference_text) in enumerate(_reference_rows(merged)):
+        if not index:
+            yield from ("", f"Failure rates under allranks and under {_REFERENCE_HEAD[2]}, with 95 % intervals:")
         yield f"  {readable(test)}"
         if ours:
-            yield f"    {ours:<34} {theirs:<34} {difference}"
+            yield f"    {ours:<34} {reference:<34} {difference_text}"
 
 
-def _beside(merged: MergedRun) -> Iterator[str]:
-    head, *rows = (f"| {' | '.join(map(markdown, row))} |" for row in (_BESIDE_HEAD, *_beside_rows(merged)))
+def _reference_table(merged: MergedRun) -> Iterator[str]:
+    head, *rows = (f"| {' | '.join(map(markdown, row))} |" for row in (_REFERENCE_HEAD, *_reference_rows(merged)))
     if rows:
         yield from (head, "|---|---|---|---|", *rows, "")
 
 
 def fenced(language: str, lines: Sequence[str]) -> Iterator[str]:
-    """A block of code: its fence is longer than any row of backticks in it."""
+    """A code block whose fence is longer than any run of backticks in it."""
     if lines:
         fence = "`" * max(3, 1 + max(len(row) for row in re.findall("`*", "\n".join(lines))))
         yield from ("", f"{fence}{language}", *lines, fence)
@@ -323,9 +346,9 @@ def _table(merged: MergedRun) -> Iterator[str]:
     yield "| cell | suite | tests | passed | failed | errors | skipped | time |"
     yield "|---|---|--:|--:|--:|--:|--:|--:|"
     rows = [_row(suite) for suite in merged.suites]
-    if _size(rows) > _ROOM_FOR_ROWS:
+    if _size(rows) > _ROW_BYTES:
         rows = [_row(suite) for suite in sorted(merged.suites, key=lambda suite: not suite.counts.bad)]
-    yield from _within(_ROOM_FOR_ROWS + _ROOM_FOR_MORE, rows, "| and {} more | in `report.html` | | | | | | |")
+    yield from _within(_ROW_BYTES + _LAST_LINE_BYTES, rows, "| and {} more | in `report.html` | | | | | | |")
     yield f"| **total** | | {' | '.join(_numbers(merged.counts, _time(merged)))} |"
 
 
@@ -334,7 +357,7 @@ def _row(suite: SuiteRow) -> str:
 
 
 def _inert(text: str) -> str:
-    """``text`` on one line, as HTML that is nothing but text."""
+    """``text`` on one line, as HTML without markup."""
     return html.escape(printable(" ".join(readable(text).split())))
 
 
@@ -344,5 +367,5 @@ def _section_lines(merged: MergedRun) -> Iterator[str]:
 
 
 def markdown(text: str) -> str:
-    """``text`` as one line that Markdown takes literally."""
+    """``text`` on one line, with all Markdown syntax escaped."""
     return printable(" ".join(readable(text).split())).translate(_SPECIAL)

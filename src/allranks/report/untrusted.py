@@ -26,8 +26,8 @@ _KINDS: Final = MappingProxyType(
 
 
 def other_schema(found: object, own: int) -> str:
-    """How a message names the schema of what is not read, cut where it is no number of ours."""
-    return f"of schema {found!r:.20}, and this allranks reads schema {own}"
+    """The description of an unknown schema in messages."""
+    return f"of schema {found!r:.20}, but this version of allranks reads schema {own}"
 
 
 def special(path: Path) -> str:
@@ -43,17 +43,17 @@ def open_regular(path: Path) -> BinaryIO:
 
     Anything else is an OSError: opening a FIFO would wait for its writer, and opening a device may change its state.
     """
-    _refuse_special(path.stat())
+    _reject_special(path.stat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        _refuse_special(os.fstat(descriptor))  # it may have been replaced
+        _reject_special(os.fstat(descriptor))  # it may have been replaced
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def _refuse_special(status: os.stat_result) -> None:
+def _reject_special(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
@@ -75,8 +75,8 @@ def digest(path: Path) -> str:
     try:
         with open_regular(path) as file:
             hasher = hashlib.sha256()
-            while piece := file.read(1 << 20):
-                hasher.update(piece)
+            while chunk := file.read(1 << 20):
+                hasher.update(chunk)
             return hasher.hexdigest()
     except OSError:
         return ""
@@ -95,9 +95,9 @@ def listing(folder: Path) -> list[Path]:
 def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Each folder below ``root`` with the names of its folders and of its other entries; links are not followed.
 
-    Like a top-down ``os.walk``, which up to Python 3.11 recurses and fails a thousand folders deep, and which passes
-    over folders that cannot be read: their content could go missing unnoticed. The caller may remove folders from the
-    list to skip them.
+    Unlike ``os.walk``, this does not recurse (a thousand nested folders are too many for Python 3.11), and it raises an
+    error for folders that cannot be read, so that their content does not go missing unnoticed. The caller may remove
+    folders from the list to skip them.
     """
     left = [root]
     while left:
@@ -135,19 +135,19 @@ _Read = Callable[[Any, str], Any]
 
 
 def parsed(kind: type[T], value: object, path: str = "") -> T:
-    """Build a frozen dataclass from parsed JSON: absent fields are like those that are null, unknown ones are ignored.
+    """Build a frozen dataclass from parsed JSON; null is like an absent field, and unknown fields are ignored.
 
-    Texts are made readable, whole numbers are counts, and other numbers are moments in seconds since the epoch, unless
-    an annotation differs: ``Annotated[str, xml_id]`` names another conversion, ``Annotated[int, range(9)]`` the bounds.
-    A field without a default is required; the message of the ValueError for a bad one has its ``path``: ``jobs.3``.
+    Texts are made readable, integers are counts, and other numbers are seconds since the epoch, unless an annotation
+    states another conversion (``Annotated[str, xml_id]``) or other bounds (``Annotated[int, range(9)]``). A field
+    without a default is required. The ValueError for an invalid field names its ``path``, such as ``jobs.3``.
     """
     members = _members(value, path or "the document")
     key: Any = kind
-    given = {}
+    fields_read = {}
     for name, read, is_required in _fields(key):
-        if (told := members.get(name)) is not None or is_required:
-            given[name] = read(told, f"{path}.{name}" if path else name)
-    return kind(**given)
+        if (member := members.get(name)) is not None or is_required:
+            fields_read[name] = read(member, f"{path}.{name}" if path else name)
+    return kind(**fields_read)
 
 
 @cache
@@ -155,8 +155,8 @@ def _fields(kind: Any) -> list[tuple[str, _Read, bool]]:  # noqa: ANN401 - a dat
     """The name and the reader of each field, and whether the field is required."""
     hints = get_type_hints(kind, include_extras=True)
     return [
-        (each.name, _reader(hints[each.name]), each.default is MISSING and each.default_factory is MISSING)
-        for each in fields(kind)
+        (field.name, _reader(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
+        for field in fields(kind)
     ]
 
 
@@ -165,21 +165,21 @@ def _reader(hint: Any) -> _Read:  # noqa: ANN401 - any annotation
     """A function that checks and converts a value, given its path."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        base, how = arguments
-        return (lambda value, path: how(_text(value, path))) if base is str else partial(_whole, numbers=how)
+        base, detail = arguments
+        return (lambda value, path: detail(_text(value, path))) if base is str else partial(_whole, numbers=detail)
     if origin in {Union, UnionType}:
-        reads = [_reader(each) for each in arguments if each is not NoneType]
-        # Of several kinds, texts come first.
+        reads = [_reader(argument) for argument in arguments if argument is not NoneType]
+        # In a union with str, str is the first type.
         return lambda value, path: reads[0 if isinstance(value, str) else -1](value, path)
     if origin is Literal:
         return partial(_choice, choices=arguments)
     if origin is tuple:
         read = _reader(arguments[0])
-        return lambda value, path: tuple(read(each, f"{path}.{n}") for n, each in enumerate(_items(value, path)))
+        return lambda value, path: tuple(read(item, f"{path}.{n}") for n, item in enumerate(_items(value, path)))
     if origin is Mapping:
-        name, read = (_reader(each) for each in arguments)
+        name, read = (_reader(argument) for argument in arguments)
         return lambda value, path: {
-            name(key, path): read(each, f"{path}.{key}") for key, each in _members(value, path).items()
+            name(key, path): read(member, f"{path}.{key}") for key, member in _members(value, path).items()
         }
     return _SIMPLE.get(hint) or partial(parsed, hint)
 
@@ -209,7 +209,7 @@ def _members(value: object, path: str) -> dict[str, object]:
 
 
 def _whole(value: object, path: str, numbers: range = range(10**9 + 1)) -> int:
-    """A whole number; without a range, one that a count of tests, jobs or attempts may reach."""
+    """A whole number; the default range is plausible for counts of tests, jobs or attempts."""
     if not isinstance(value, int) or isinstance(value, bool) or value not in numbers:
         raise _wrong(path, value, f"a whole number from {numbers.start} to {numbers.stop - 1}")
     return value
@@ -229,9 +229,9 @@ _SIMPLE: Final[Mapping[Any, _Read]] = {
 }
 
 
-def _wrong(path: str, value: object, wanted: str) -> ValueError:
+def _wrong(path: str, value: object, expected: str) -> ValueError:
     shown = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-    return ValueError(f"{path} is {shown[:_SHOWN]}, not {wanted}")
+    return ValueError(f"{path} is {shown[:_SHOWN]}, not {expected}")
 
 
 _DIGITS: Final = 18
@@ -241,13 +241,13 @@ MOST_SECONDS: Final = 1e9
 
 
 def whole_number(value: str | None) -> int | None:
-    """Parse a whole number; one of more than 18 digits, which nobody has counted, is none."""
+    """Parse a whole number; None for other texts, and for implausible numbers of more than 18 digits."""
     digits = (value or "").lstrip("0") or (value or "")[-1:]
     return int(digits) if len(digits) <= _DIGITS and re.fullmatch("[0-9]+", digits) else None
 
 
 def number(value: str | None) -> float | None:
-    """Parse a number that a clock may show."""
+    """Parse a number; None for other texts, and for numbers that no clock shows."""
     try:
         number = float(value or "")
     except ValueError:
@@ -256,5 +256,5 @@ def number(value: str | None) -> float | None:
 
 
 def duration(seconds: float) -> float:
-    """The duration, or 0 for a value that no clock can have measured."""
+    """The duration, or 0 if it is implausible."""
     return seconds if 0 < seconds <= MOST_SECONDS else 0.0

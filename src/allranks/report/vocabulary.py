@@ -1,4 +1,4 @@
-"""The elements and attributes of JUnit XML that are read, and what they say about an outcome.
+"""The elements and attributes of JUnit XML that are accepted, and the outcomes that they state.
 
 These are the ones that pytest, unittest-xml-reporting, Maven Surefire, GoogleTest, Jest, Node.js and allranks itself
 write; ``tests/report/writers`` has real files. Anything else is an error, because its meaning could only be guessed.
@@ -16,7 +16,12 @@ from allranks.report.untrusted import MOST_SECONDS
 
 
 class UnknownError(Exception):
-    """The document has something that is not in the vocabulary: what, quoted, without a full stop, and what to do."""
+    """The document has something that is not in the vocabulary.
+
+    Args:
+        what: What it has, without a full stop.
+        remedy: A sentence on what to do.
+    """
 
     def __init__(self, what: str, remedy: str = "") -> None:
         self.remedy = remedy or "Give XML of pytest, Surefire, GoogleTest, Jest or Node: see docs/other-junit.md."
@@ -24,14 +29,14 @@ class UnknownError(Exception):
 
 
 class Element(NamedTuple):
-    """An element: where it may be, and its attributes."""
+    """The possible parents and attributes of an element."""
 
     within: frozenset[str]
     attributes: frozenset[str]
 
 
 ROOTS: Final = frozenset({"testsuites", "testsuite"})
-"""The elements that a JUnit report may begin with."""
+"""The possible root elements."""
 
 COUNTS: Final = ("tests", "failures", "errors", "skipped", "disabled")
 """The attributes of a suite that are compared with its testcases."""
@@ -39,7 +44,7 @@ COUNTS: Final = ("tests", "failures", "errors", "skipped", "disabled")
 OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
     {"failure": Outcome.FAILED, "error": Outcome.ERRORED, "skipped": Outcome.SKIPPED}
 )
-"""The elements that state the outcome of a testcase; without one it has passed."""
+"""The elements that state the outcome of a testcase; without one, it passed."""
 
 RERUNS: Final[Mapping[str, Outcome]] = MappingProxyType(
     {
@@ -53,7 +58,7 @@ RERUNS: Final[Mapping[str, Outcome]] = MappingProxyType(
 """The elements that state an earlier try of a testcase."""
 
 TO_THE_END: Final = frozenset({"rerunFailure", "rerunError"})
-"""The tries of a test that never passed."""
+"""The elements for tries of a test that never passed."""
 
 OUTPUTS: Final = frozenset({"system-out", "system-err"})
 TEXTS: Final = frozenset({*OUTCOMES, *RERUNS, *OUTPUTS, "stackTrace"})
@@ -64,15 +69,15 @@ def _element(within: str, attributes: str = "") -> Element:
     return Element(frozenset(within.split()), frozenset(attributes.split()))
 
 
-_OF_SUITES: Final = f"name time timestamp {' '.join(COUNTS)}"
-_TOLD: Final = "message type"
-_SUREFIRES: Final = "flakyFailure flakyError rerunFailure rerunError"
+_SUITE_ATTRIBUTES: Final = f"name time timestamp {' '.join(COUNTS)}"
+_OUTCOME_ATTRIBUTES: Final = "message type"
+_SUREFIRE_TRIES: Final = "flakyFailure flakyError rerunFailure rerunError"
 ELEMENTS: Final[Mapping[str, Element]] = MappingProxyType(
     {
-        "testsuites": _element("document", f"{_OF_SUITES} random_seed"),
+        "testsuites": _element("document", f"{_SUITE_ATTRIBUTES} random_seed"),
         "testsuite": _element(
             "document testsuites testsuite",
-            f"{_OF_SUITES} hostname file group version xmlns:xsi xsi:noNamespaceSchemaLocation",
+            f"{_SUITE_ATTRIBUTES} hostname file group version xmlns:xsi xsi:noNamespaceSchemaLocation",
         ),
         "properties": _element("testsuite testcase"),
         "property": _element("properties", "name value"),
@@ -80,22 +85,22 @@ ELEMENTS: Final[Mapping[str, Element]] = MappingProxyType(
             "testsuites testsuite",
             "classname name time file line url timestamp group type_param value_param status result failure",
         ),
-        "failure": _element("testcase", _TOLD),
-        "error": _element("testcase", _TOLD),
-        "skipped": _element("testcase", _TOLD),
+        "failure": _element("testcase", _OUTCOME_ATTRIBUTES),
+        "error": _element("testcase", _OUTCOME_ATTRIBUTES),
+        "skipped": _element("testcase", _OUTCOME_ATTRIBUTES),
         "rerun": _element("testcase", "message"),
-        **dict.fromkeys(_SUREFIRES.split(), _element("testcase", _TOLD)),
-        "stackTrace": _element(_SUREFIRES),
-        **dict.fromkeys(sorted(OUTPUTS), _element(f"testsuite testcase {_SUREFIRES}")),
+        **dict.fromkeys(_SUREFIRE_TRIES.split(), _element("testcase", _OUTCOME_ATTRIBUTES)),
+        "stackTrace": _element(_SUREFIRE_TRIES),
+        **dict.fromkeys(sorted(OUTPUTS), _element(f"testsuite testcase {_SUREFIRE_TRIES}")),
     }
 )
-"""Each element; one that may be the root is within ``document``."""
+"""All elements; the parent of a root is ``document``."""
 
 XFAIL_TYPES: Final = frozenset({"pytest.xfail", "XFAIL"})
-"""The types of a skip that mean an expected failure, of pytest and of unittest-xml-reporting."""
+"""The types of a skip that mean an expected failure, in pytest and in unittest-xml-reporting."""
 
 OURS: Final = "allranks."
-"""How the names of allranks' properties begin."""
+"""The prefix of allranks' own properties."""
 
 _ANY: Final = r"(?s:.)*"
 _WHOLE: Final = r"0|[1-9]\d{0,9}"
@@ -105,15 +110,15 @@ _SECONDS: Final = r"\d+(?:\.\d+)?(?:e[-+]\d+)?"
 
 
 def _list(item: str) -> str:
-    """A pattern of items with spaces between them; a longer list than a text may be was cut."""
+    """A pattern of items with spaces between them; a list that is longer than a text may be was cut."""
     return rf"(?:{item})(?: (?:{item}))*|(?s:.){{{TEXT_LIMIT + 1},}}"
 
 
 _Patterns = Mapping[str, re.Pattern[str]]
 
 
-def _patterns(**said: str) -> _Patterns:
-    return {name: re.compile(pattern, re.ASCII) for name, pattern in said.items()}
+def _patterns(**patterns: str) -> _Patterns:
+    return {name: re.compile(pattern, re.ASCII) for name, pattern in patterns.items()}
 
 
 _OF_SUITE: Final = _patterns(
@@ -136,7 +141,7 @@ _OF_CASE: Final = _patterns(
     texts=_list(r"[\d,-]+@\d+\+\d+"),
     earlier=_list(r"\d+:[^ ]+"),
 )
-"""The properties of allranks in rank XML and in merged reports, with what their values look like."""
+"""The properties of allranks in rank XML and in merged reports, with the patterns of their values."""
 
 _DECIDING: Final = frozenset({"status", "result", "failure"})
 _STATES: Final[Mapping[tuple[str | None, str | None], Outcome]] = MappingProxyType(
@@ -148,7 +153,7 @@ _STATES: Final[Mapping[tuple[str | None, str | None], Outcome]] = MappingProxyTy
         ("notrun", "suppressed"): Outcome.SKIPPED,
     }
 )
-"""The outcomes in GoogleTest's ``status`` and ``result``, which versions before 1.10 do not have."""
+"""The outcomes by GoogleTest's ``status`` and ``result``; versions before 1.10 have no ``result``."""
 
 _IS_DISABLED: Final = re.compile(r"(?:^|[/.])DISABLED_").search
 _SHOWN: Final = 60
@@ -160,32 +165,29 @@ _LONGEST_NUMBER: Final = 40
 
 
 def checked(tag: str, parent: str, attributes: Mapping[str, str], allowed: frozenset[str]) -> None:
-    """Check that an element is where it may be, and that its attributes are known; UnknownError if not.
+    """Check the parent and the attributes of an element; UnknownError if they are not in the vocabulary.
 
-    The root is in ``document``. The attributes of suites and testcases may also be among those that are ``allowed``.
+    The parent of the root is ``document``. Suites and testcases may also have the ``allowed`` attributes.
     """
     known = ELEMENTS.get(tag)
     if parent == "document" and tag not in ROOTS:
-        msg = f"its root element is <{_shown(tag)}>, and JUnit XML begins with <testsuites> or <testsuite>"
+        msg = f"its root element is <{_shown(tag)}>, but JUnit XML begins with <testsuites> or <testsuite>"
         raise UnknownError(msg)
     if known is None or parent not in known.within:
-        msg = f"<{_shown(tag)}> is in <{parent}>, and no writer of JUnit XML that allranks knows puts it there"
+        msg = f"<{_shown(tag)}> is in <{parent}>, where no known writer of JUnit XML puts it"
         raise UnknownError(msg)
     if attributes.keys() <= known.attributes:
         return
     is_open = tag == "testcase" or tag in ROOTS
     for name in attributes:
         if name not in known.attributes and not (is_open and name in allowed):
-            msg = f"<{tag}> has {quoted(name, attributes[name])}, which no writer of JUnit XML that allranks knows has"
-            remedy = f"If it is no outcome, only merge can read it: allranks report --allow-attribute {_shown(name)}."
+            msg = f"<{tag}> has {quoted(name, attributes[name])}, which no known writer of JUnit XML uses"
+            remedy = f"If it states no outcome, merge the file with: allranks report --allow-attribute {_shown(name)}."
             raise UnknownError(msg, remedy if is_open else "")
 
 
 def checked_property(name: str, value: str, *, is_of_case: bool) -> None:
-    """Check a property of allranks, which may be of a testcase or of a suite; those of others may be anything.
-
-    One that allranks writes with no such value there, or not at all, is an UnknownError.
-    """
+    """Check a property of a testcase or suite; UnknownError if only allranks could have written it, but does not."""
     if not name.startswith(OURS):
         return
     own = name.removeprefix(OURS)
@@ -195,52 +197,55 @@ def checked_property(name: str, value: str, *, is_of_case: bool) -> None:
     where = "testcase" if is_of_case else "suite"
     what = "a value" if pattern else "a property"
     msg = f"a {where} has the property {_shown(name)} with {quoted('value', value)}, {what} that allranks never writes"
-    raise UnknownError(msg, f"Names that begin with {OURS} are allranks' own: remove the property, or rename it.")
+    raise UnknownError(msg, f"Names that begin with {OURS} are reserved: remove or rename the property.")
 
 
-def outcome_said(case: Mapping[str, str]) -> tuple[Outcome, str]:
-    """The outcome in a testcase's attributes, with the attribute; a pass if they state none.
+def stated_outcome(case: Mapping[str, str]) -> tuple[Outcome, str]:
+    """The outcome in a testcase's attributes, and these attributes; a pass if they state none.
 
-    It is an UnknownError if a value is unknown, or if the test did not run and nothing says that it was disabled.
+    Raises:
+        UnknownError: A value is unknown, or the test did not run although it was not disabled.
     """
     if _DECIDING.isdisjoint(case.keys()):
         return Outcome.PASSED, ""
     if "failure" in case:  # Node
         return Outcome.FAILED, case["failure"]
     state = case.get("status"), case.get("result")
-    words = " and ".join(quoted(name, case[name]) for name in ("status", "result") if name in case)
+    attributes = " and ".join(quoted(name, case[name]) for name in ("status", "result") if name in case)
     if state == ("notrun", None) and (_IS_DISABLED(case.get("name", "")) or _IS_DISABLED(case.get("classname", ""))):
-        return Outcome.SKIPPED, words
+        return Outcome.SKIPPED, attributes
     if state not in _STATES:
         name = _shown(case.get("name", ""))
-        is_unexplained = "notrun" in state
-        why = "and nothing says that it was disabled" if is_unexplained else "which is no outcome that allranks knows"
-        msg = f"the testcase {name} has {words}, {why}"
-        raise UnknownError(msg, "Find out why the test did not run." if is_unexplained else "")
-    return _STATES[state], words
+        did_not_run = "notrun" in state
+        why = "although it is not disabled" if did_not_run else "which is not a known outcome"
+        msg = f"the testcase {name} has {attributes}, {why}"
+        raise UnknownError(msg, "Find out why the test did not run." if did_not_run else "")
+    return _STATES[state], attributes
 
 
-def seconds_of(said: str | None) -> float:
-    """A time in seconds: ``1.5``, ``1,234.5`` with separators of thousands, or ``1,5`` with a decimal comma.
+def seconds_of(text: str | None) -> float:
+    """Parse seconds: ``1.5``, ``1,234.5`` with thousands separators, or ``1,5`` with a decimal comma.
 
-    ``-0.000`` is 0: pytest writes it for a test during which the clock was set back by less than half a millisecond.
-    What is no such number, negative, longer than 31 years, or, as ``1,024``, one of two numbers, is an UnknownError.
+    ``-0.000`` is 0: pytest writes it if the clock was set back by less than half a millisecond during a test.
+
+    Raises:
+        UnknownError: The text is not a number, or is ambiguous (``1,024``), negative or larger than 31 years.
     """
-    if said is None:
+    if text is None:
         return 0.0
-    if len(said) > _LONGEST_NUMBER:
+    if len(text) > _LONGEST_NUMBER:
         number = -1.0
-    elif _NUMBER(said):
-        number = float(said)
-    elif _THOUSANDS(said):
-        number = float(said.replace(",", ""))
-    elif _DECIMAL_COMMA(said):
-        number = float(said.replace(",", "."))
+    elif _NUMBER(text):
+        number = float(text)
+    elif _THOUSANDS(text):
+        number = float(text.replace(",", ""))
+    elif _DECIMAL_COMMA(text):
+        number = float(text.replace(",", "."))
     else:
         number = -1.0
     if not 0 <= number <= MOST_SECONDS:
-        msg = f"{quoted('time', said)} is no number of seconds"
-        raise UnknownError(msg, "Write it with a point: 1024, 1.024 or 1,024.0.")
+        msg = f"{quoted('time', text)} is not a number of seconds"
+        raise UnknownError(msg, "Write it with a decimal point: 1024, 1.024 or 1,024.0.")
     return abs(number)
 
 

@@ -252,7 +252,7 @@ def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
     found = EarlierRun(
         run_id=manifest.run_id,
         folder=folder,
-        arguments={job.place: job.pytest_args for job in manifest.jobs},
+        arguments={job.key: job.pytest_args for job in manifest.jobs},
         policy=VerdictPolicy(skip=manifest.policy.skip or "skip", mixed_skip=manifest.policy.mixed_skip),
     )
     if found.folder != (results / found.run_id).resolve():

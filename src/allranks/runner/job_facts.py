@@ -38,7 +38,7 @@ from allranks.protocol.records import (
     TestStarted,
     Went,
 )
-from allranks.protocol.repetitions import RepetitionTally, rate_in_words, summary_of
+from allranks.protocol.repetitions import RepetitionTally, full_rate, summary_of
 from allranks.protocol.xml_text import clipped
 from allranks.report.run_files import JobError
 from allranks.runner.progress import Tests
@@ -224,7 +224,7 @@ def _rates(repeated: Mapping[str, RepetitionTally]) -> list[str]:
     worst = sorted(repeated, key=lambda nodeid: -repeated[nodeid].bad / max(1, repeated[nodeid].runs))
     notes = [summary_of(nodeid, repeated[nodeid]) for nodeid in worst[:_RATES_SHOWN]]
     rest = [repeated[nodeid] for nodeid in worst[_RATES_SHOWN:]]
-    rate = rate_in_words(sum(tally.bad for tally in rest), sum(tally.runs for tally in rest))
+    rate = full_rate(sum(tally.bad for tally in rest), sum(tally.runs for tally in rest))
     return [*notes, f"{len(rest)} more tests: {rate}"] if rest else notes
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from allranks.matrix.model import Job
 from allranks.report.folder import Attempt, newest, read_attempts_at
-from allranks.report.judge.accounting import has_collected_nothing, has_troubled_files
-from allranks.report.judge.attempts import has_no_result, has_not_run, settled
+from allranks.report.judge.accounting import has_collected_nothing, has_file_errors
+from allranks.report.judge.attempts import final_verdicts, has_no_result, has_not_run
 from allranks.report.judge.judging import files_of
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.results import TestVerdict
@@ -50,14 +50,14 @@ def select_rerun(attempt: Attempt | None, policy: VerdictPolicy, scope: RerunSco
     error = attempt.record.error
     if error and error.kind == "collection" and scope == "missing":
         # The tests of the broken module have no known node ids, so an attempt cannot select the missing tests alone.
-        tests = settled(attempt, files_of(attempt), policy) if attempt.record.collected else ()
+        tests = final_verdicts(attempt, files_of(attempt), policy) if attempt.record.collected else ()
         return WHOLE_JOB if any(map(has_not_run, tests)) else None
     if error and (error.kind not in _STOPPED_EARLY or attempt.record.collected is None):
         return WHOLE_JOB
     files = files_of(attempt)
-    if has_collected_nothing(attempt) or has_troubled_files(files):
+    if has_collected_nothing(attempt) or has_file_errors(files):
         return WHOLE_JOB
-    selected = [test.nodeid for test in settled(attempt, files, policy) if _is_in_scope(test, scope)]
+    selected = [test.nodeid for test in final_verdicts(attempt, files, policy) if _is_in_scope(test, scope)]
     if not selected and error:
         return WHOLE_JOB  # every test has a result, but only another attempt can show that the job ends without error
     return JobSelection(tests=tuple(selected), base=attempt.number) if selected else None

@@ -23,7 +23,7 @@ from allranks.agent.program import FinalResult, Finish, Program, SessionEnded, S
 from allranks.protocol.config import Folders, NodeConfig
 from allranks.protocol.records import AgentFailed, Imported, Notice
 
-SECRET = replace(CONFIG, post=NodeConfig(node=0, leader="127.0.0.1", port=1, token="secret"))  # noqa: S106 - no real secret
+SECRET = replace(CONFIG, node_config=NodeConfig(node=0, leader="127.0.0.1", port=1, token="secret"))  # noqa: S106 - no real secret
 
 
 class FakeProcesses:
@@ -242,7 +242,7 @@ reply("Program", {"tests": ["a"]})
 def test_the_fork_server_gets_no_secrets(start_server, end):
     [notice] = start_server('reply("Notice", {"text": json.dumps(request)})').replies(end)
     start = parse_start(notice.text.encode())
-    assert start.config == replace(SECRET, post=replace(SECRET.post, token=""))
+    assert start.config == replace(SECRET, node_config=replace(SECRET.node_config, token=""))
 
 
 def test_a_server_killed_for_memory_is_described_as_such(start_server, end, monkeypatch):

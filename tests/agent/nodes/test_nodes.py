@@ -598,7 +598,7 @@ def test_environment(rank):
     assert False
 """
     )
-    token = job.config.post.token
+    token = job.config.node_config.token
     assert len(token) >= 32
     left = [path for path in job.home.rglob("*") if path.is_file()]
     assert any(b"GROUP_RANK" in path.read_bytes() for path in left)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 FAULT = {
     "verdict": ("error", "missing"),
     "ranks": ["missing", "missing"],
-    "words": ["nothing came back"],
+    "words": ["no result arrived"],
     "exit_code": 3,
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},

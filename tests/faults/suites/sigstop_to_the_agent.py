@@ -10,7 +10,7 @@ FAULT = {
     "limits": {"process_group": 1, "test": 2, "job": 8},
     "verdict": ("error", "missing"),
     "ranks": ["missing", "missing"],
-    "words": ["nothing came back"],
+    "words": ["no result arrived"],
     "exit_code": 3,
     "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["timed out"]}},
     "seconds": 38,

@@ -134,8 +134,8 @@ def test_failures_are_annotations_as_many_as_are_shown(merged, lines, commands, 
 
 def test_an_annotation_names_the_file_and_ends_nowhere_early():
     failure = Failure(
-        place="gloo-w2 / s", nodeid="suite/test_a.py::test_x[a,b::c]", kind=VerdictKind.FAILURE,
-        message="rank 0 failed: 50%\n::error::x", alike=2, file="suite/test_a.py",
+        job="gloo-w2 / s", nodeid="suite/test_a.py::test_x[a,b::c]", kind=VerdictKind.FAILURE,
+        message="rank 0 failed: 50%\n::error::x", more=2, file="suite/test_a.py",
     )  # fmt: skip
     assert annotation(failure) == (
         "::error title=gloo-w2 / s%3A suite/test_a.py%3A%3Atest_x[a%2Cb%3A%3Ac],file=suite/test_a.py"
@@ -159,18 +159,18 @@ def test_the_first_failure_of_a_job_has_its_traceback_in_a_group(live, lines):
 
 
 def test_an_annotation_has_the_path_from_the_root_of_the_repository():
-    failure = Failure(place="c / s", nodeid="x", kind=VerdictKind.ERROR, message="no", file="suite/test_a.py", line=31)
+    failure = Failure(job="c / s", nodeid="x", kind=VerdictKind.ERROR, message="no", file="suite/test_a.py", line=31)
     assert ",file=pkg/suite/test_a.py,line=31::" in annotation(failure, "pkg")
     assert ",file=suite/test_a.py,line=31::" in annotation(replace(failure, file="../suite/test_a.py"), "pkg")
 
 
 def test_an_annotation_names_the_line():
-    failure = Failure(place="c / s", nodeid="x", kind=VerdictKind.ERROR, message="no", file="suite/test_a.py", line=31)
+    failure = Failure(job="c / s", nodeid="x", kind=VerdictKind.ERROR, message="no", file="suite/test_a.py", line=31)
     assert ",file=suite/test_a.py,line=31::no" in annotation(failure)
 
 
 def test_what_befell_a_job_has_no_file():
-    failure = Failure(place="c / s", nodeid="allranks::job", kind=VerdictKind.ERROR, message="lost")
+    failure = Failure(job="c / s", nodeid="allranks::job", kind=VerdictKind.ERROR, message="lost")
     assert annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"
 
 

@@ -28,7 +28,7 @@ def history(tmp_path) -> Path:
 
 def job(cell, letter, started):
     kind = VerdictKind.PASSED if letter == "P" else VerdictKind.FAILURE
-    verdict = Verdict(kind=kind, rule=VerdictRule.PASSED if letter == "P" else VerdictRule.LEADING_OUTCOME)
+    verdict = Verdict(kind=kind, rule=VerdictRule.PASSED if letter == "P" else VerdictRule.PRIMARY_FAILURE)
     good = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
     tests = [
         TestVerdict(nodeid=nodeid, classname="", name="", verdict=item)

@@ -104,7 +104,7 @@ def test_results_outside_any_job_are_worse(allranks, runs):
     (runs[1] / "TEST-t.xml").write_text("<testsuite><testcase name='a'><failure/></testcase></testsuite>")
     code, out, _ = allranks("compare", str(runs[0]), str(runs[1]))
     assert code == 1
-    assert "allranks::manifest (run / manifest)\n      TEST-t.xml could have results, but merge did not read it." in out
+    assert "allranks::manifest (run / manifest)\n      TEST-t.xml could have results, but was not read." in out
 
 
 def test_a_damaged_plan_beside_a_report_is_worse(allranks, runs, tmp_path):
@@ -232,7 +232,7 @@ def test_a_report_of_another_schema_is_refused(allranks, runs, schema):
     report.write_text(json.dumps(json.loads(report.read_text()) | {"schema": schema}))
     code, _, err = allranks("compare", str(report), str(runs[1]))
     assert code == 2
-    assert f"It is of schema {schema!r}, and this allranks reads schema 1." in err
+    assert f"It is of schema {schema!r}, but this version of allranks reads schema 1." in err
 
 
 def test_a_skip_whose_reason_reads_like_a_test_that_was_not_run_is_a_skip(allranks, tmp_path):
@@ -260,7 +260,7 @@ def test_pytests_subtests_are_noted(allranks, tmp_path):
     (tmp_path / "a.xml").write_text(
         '<testsuites name="pytest tests"><testsuite tests="2"><testcase name="a"/></testsuite></testsuites>'
     )
-    note = "a.xml: pytest declares 2 tests and has 1: it counts subtests, too"
+    note = "a.xml: pytest declares 2 tests but has 1, because it counts subtests"
     path = str(tmp_path / "a.xml")
     assert allranks("compare", path, path)[1].startswith(f"note on A: {note}\nnote on B: {note}\nno test differs\n")
     assert json.loads(allranks("compare", path, path, "--json")[1])["notes"] == {"a": [note], "b": [note]}

@@ -61,8 +61,11 @@ DAMAGE = {
     "odd byte": (lambda path: path.write_bytes(path.read_bytes().replace(b"UNIQUE", b"UN\xe6QUE")), "is damaged"),
     "endless view": (lambda path: spoilt(path, "DROP TABLE job", ENDLESS), "is damaged"),
     "trigger": (lambda path: spoilt(path, TRIGGER), "is damaged"),
-    "newer": (lambda path: spoilt(path, "PRAGMA user_version = 99"), "is of schema 99, and this allranks"),
-    "older": (lambda path: spoilt(path, "PRAGMA user_version = 1"), "is of schema 1, and this allranks reads schema 3"),
+    "newer": (lambda path: spoilt(path, "PRAGMA user_version = 99"), "is of schema 99, but this version of allranks"),
+    "older": (
+        lambda path: spoilt(path, "PRAGMA user_version = 1"),
+        "is of schema 1, but this version of allranks reads schema 3",
+    ),
     "foreign": (lambda path: spoilt(path, "PRAGMA application_id = 5"), "is a database of another program"),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "is not a regular file"),
     "FIFO": (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file"),

@@ -138,7 +138,7 @@ def test_results_from_elsewhere_are_the_same_run_in_another_folder(write_ranks, 
         (VerdictKind.SKIPPED, VerdictRule.SKIPPED, False, "S"),
         (VerdictKind.SKIPPED, VerdictRule.JOB, False, "-"),
         (VerdictKind.ERROR, VerdictRule.JOB, False, "E"),
-        (VerdictKind.FAILURE, VerdictRule.LEADING_OUTCOME, True, "F"),
+        (VerdictKind.FAILURE, VerdictRule.PRIMARY_FAILURE, True, "F"),
     ],
 )
 def test_an_outcome_is_a_letter_however_skips_are_read(kind, rule, executed, letter):
@@ -156,7 +156,7 @@ def test_an_absent_shard_is_recorded_under_its_suite(run_folder, recorded, tmp_p
 
 
 def test_a_pass_after_a_failure_is_a_letter_of_its_own():
-    bad = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME)
+    bad = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.PRIMARY_FAILURE)
     good = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
     earlier = (TestVerdict(nodeid="t", classname="", name="t", verdict=bad, number=1),)
     assert recorded_status(TestVerdict(nodeid="t", classname="", name="t", verdict=good, earlier=earlier)) == "f"

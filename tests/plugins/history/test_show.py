@@ -52,7 +52,7 @@ def test_failed_ones_alone(allranks, report):
 
 def test_a_report_that_contradicts_itself_is_said(allranks, tmp_path):
     (tmp_path / "r.xml").write_text('<testsuite failures="1"><testcase name="a"/></testsuite>')
-    message = "r.xml contradicts itself: a suite declares failures=1, and has failures=0."
+    message = "r.xml contradicts itself: a suite declares failures=1, but has failures=0."
     assert allranks("show", str(tmp_path / "r.xml"))[1].endswith(f"{message}\n1 test: 1 passed\n")
     assert json.loads(allranks("show", str(tmp_path / "r.xml"), "--json")[1])["problem"] == message
 
@@ -61,7 +61,7 @@ def test_pytests_subtests_are_noted(allranks, tmp_path):
     (tmp_path / "r.xml").write_text(
         '<testsuites name="pytest tests"><testsuite tests="2"><testcase name="a"/></testsuite></testsuites>'
     )
-    message = "r.xml: pytest declares 2 tests and has 1: it counts subtests, too."
+    message = "r.xml: pytest declares 2 tests but has 1, because it counts subtests."
     assert allranks("show", str(tmp_path / "r.xml"))[1].endswith(f"{message}\n1 test: 1 passed\n")
     assert json.loads(allranks("show", str(tmp_path / "r.xml"), "--json")[1])["note"] == message
 

@@ -54,7 +54,7 @@ def test_a_rank_that_the_job_cannot_have_is_an_error_that_says_so(run_folder):
     merged = judged(run_folder)
     outside = only_suite(merged).tests[0]
     assert outside.name == "rank 7"
-    assert "rank-7.xml is of rank 7, which is outside: this job has 2 rank(s), from 0 to 1." in outside.verdict.message
+    assert "rank-7.xml belongs to rank 7, but this job has 2 rank(s), from 0 to 1." in outside.verdict.message
     assert code(merged) is ExitCode.UNACCOUNTED
 
 
@@ -134,7 +134,7 @@ def test_a_collected_test_that_no_rank_reports_is_an_error(run_folder):
     merged = judged(run_folder)
     second = only_suite(merged).tests[1]
     assert (second.classname, second.name) == ("s.test_a", "test_two")
-    assert second.verdict.message == "ranks 0, 1 are missing: nothing came back."
+    assert second.verdict.message == "ranks 0, 1 are missing: no result arrived."
     assert code(merged) is ExitCode.UNACCOUNTED
 
 
@@ -165,7 +165,7 @@ def test_a_rank_missing_from_a_test_that_another_ran_names_the_error_that_ended_
     run_folder.rank(JOB, 0, {A: "passed"})
     merged = judged(run_folder)
     message = only_suite(merged).tests[-1].verdict.message
-    assert message == "rank 1 is missing: nothing came back (The job ran out of time.)."
+    assert message == "rank 1 is missing: no result arrived (The job ran out of time.)."
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_selection_that_leaves_nothing_ran_nothing_and_is_said(run_folder):
     run_folder.job(JOB, collected=[], deselected=7)
     merged = judged(run_folder)
     assert (merged.counts.tests, code(merged)) == (0, ExitCode.NOTHING_RAN)
-    assert merged.notes == ("gloo-w2-g0-env / collectives: the selection left out all 7 tests.",)
+    assert merged.notes == ("gloo-w2-g0-env / collectives: all 7 tests were deselected.",)
 
 
 def test_what_several_jobs_note_is_said_once_for_all_of_them(run_folder):
@@ -313,21 +313,21 @@ def test_without_a_record_the_world_size_that_a_rank_states_is_expected(run_fold
 def test_without_a_record_the_world_size_of_the_cells_id_is_expected(run_folder, cell):
     run_folder.rank(f"{cell}/s", 0, {A: "passed"}, world_size=None)
     *_, test = only_suite(judged(run_folder)).tests
-    assert test.verdict.message == "ranks 1-63 are missing: nothing came back."
+    assert test.verdict.message == "ranks 1-63 are missing: no result arrived."
 
 
 def test_a_damaged_record_leaves_the_world_size_of_the_cells_id(run_folder):
     run_folder.rank("gloo-w4-g0-env/s", 0, {A: "passed"}, world_size=None)
     (run_folder.attempt("gloo-w4-g0-env/s") / "job.json").write_text("{")
     *_, test = only_suite(judged(run_folder)).tests
-    assert test.verdict.message == "ranks 1-3 are missing: nothing came back."
+    assert test.verdict.message == "ranks 1-3 are missing: no result arrived."
 
 
 def test_without_a_record_the_world_size_of_the_manifest_is_expected(run_folder):
     run_folder.manifest("cell/s")
     run_folder.rank("cell/s", 0, {A: "passed"}, world_size=None)
     *_, test = only_suite(judged(run_folder)).tests
-    assert test.verdict.message == "rank 1 is missing: nothing came back."
+    assert test.verdict.message == "rank 1 is missing: no result arrived."
 
 
 def test_a_record_of_another_world_size_than_the_cell_is_an_error(run_folder):
@@ -418,14 +418,14 @@ def test_a_job_of_unknown_size_has_the_ranks_up_to_the_highest_that_is_there(run
         run_folder.rank("cell/s", rank, {A: "passed"}, world_size=None)
     said = {test.name: test.verdict.message for test in only_suite(judged(run_folder)).tests}
     assert said["job"] == "rank 1 has no file."
-    assert said["test_one"] == "rank 1 is missing: nothing came back."
+    assert said["test_one"] == "rank 1 is missing: no result arrived."
     assert set(said) == {"job", "test_one"}
 
 
 def test_a_job_of_unknown_size_with_all_ranks_only_lacks_its_record(run_folder):
     run_folder.rank("cell/s", 0, {A: "passed"}, world_size=None)
     job, test = only_suite(judged(run_folder)).tests
-    assert job.verdict.message == "job.json is missing: the job has not ended, or was killed."
+    assert job.verdict.message == "job.json is missing: the job is still running, or was killed."
     assert not test.verdict.is_bad
 
 
@@ -451,7 +451,7 @@ def test_a_rank_whose_file_lacks_a_test_is_missing_for_the_reason_that_the_job_h
     run_folder.both(JOB, {A: "passed"}, error={"what": "The job ran out of time.", "kind": "timeout"})
     run_folder.rank(JOB, 1, {})
     message = only_suite(judged(run_folder)).tests[-1].verdict.message
-    assert message == "rank 1 is missing: nothing came back (The job ran out of time.)."
+    assert message == "rank 1 is missing: no result arrived (The job ran out of time.)."
 
 
 @pytest.mark.parametrize(
@@ -519,14 +519,14 @@ def test_a_changed_file_that_was_read_and_one_that_was_not_are_told_apart(run_fo
     run_folder.both(JOB, {A: "passed"}, rank_files={"rank-0.xml": "another", "rank-1.xml": "another"})
     texts = [test.verdict.text for test in only_suite(judged(run_folder)).tests if test.verdict.is_bad]
     assert len(texts) == 2
-    assert all("It was read." in text for text in texts)
+    assert all("It was read nevertheless." in text for text in texts)
     begun = JobStarted(schema=SCHEMA, run_id="r1", cell="gloo-w2-g0-env", suite="collectives", attempt=1, world_size=2)
     passed = Passed(nodeid=A, ranks=(0, 1), arrived=(1.0, 1.0), seconds=(0.1, 0.1), world_size=2)
     records = (begun, TestStarted(nodeid=A), passed, Finished(status=0))
     (run_folder.attempt(JOB) / JOURNAL).write_bytes(b"".join(encode(each) + b"\n" for each in records))
     texts = {test.name: test.verdict.text for test in only_suite(judged(run_folder)).tests if test.verdict.is_bad}
-    assert f"The records of {JOURNAL} count instead." in texts["rank-0.xml"]
-    assert "It was read." in texts[JOURNAL]
+    assert f"{JOURNAL} was read instead." in texts["rank-0.xml"]
+    assert "It was read nevertheless." in texts[JOURNAL]
 
 
 def test_an_error_of_a_file_tells_what_to_do_once(run_folder):
@@ -534,5 +534,5 @@ def test_an_error_of_a_file_tells_what_to_do_once(run_folder):
     run_folder.both(JOB, {A: "passed"})
     (run_folder.attempt(JOB) / "rank-1.xml").write_text("")
     text = only_suite(judged(run_folder)).tests[0].verdict.text
-    assert text.endswith("\nGather the results of this job again, or run it again.")
+    assert text.endswith("\nCopy the results of this job again, or rerun it.")
     assert len(text.splitlines()) == 2

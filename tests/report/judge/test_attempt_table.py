@@ -4,16 +4,16 @@ from itertools import product
 
 import pytest
 
-from allranks.report.judge.attempts import AFTER, State, anew
+from allranks.report.judge.attempts import AFTER, State, before_whole_run
 
 TABLE = """
-before    | absent    not-run   skipped good no-result bad
-absent    | absent    not-run   skipped good no-result bad
-not-run   | no-result not-run   skipped good no-result bad
-skipped   | skipped   skipped   skipped good no-result bad
-good      | good      good      skipped good no-result bad
-no-result | no-result no-result skipped good no-result bad
-bad       | bad       bad       bad     good bad       bad
+before    | absent    not-run   skipped passed no-result failed
+absent    | absent    not-run   skipped passed no-result failed
+not-run   | no-result not-run   skipped passed no-result failed
+skipped   | skipped   skipped   skipped passed no-result failed
+passed      | passed      passed      skipped passed no-result failed
+no-result | no-result no-result skipped passed no-result failed
+failed       | failed       failed       failed     passed failed       failed
 """
 
 
@@ -32,17 +32,17 @@ def test_every_pair_of_states_has_the_result_that_is_listed():
 
 @pytest.mark.parametrize("new", State)
 def test_a_bad_result_stands_until_the_test_executes_and_ends_well(new):
-    assert AFTER[State.BAD][new] is (State.GOOD if new is State.GOOD else State.BAD)
+    assert AFTER[State.FAILED][new] is (State.PASSED if new is State.PASSED else State.FAILED)
 
 
 @pytest.mark.parametrize("new", [State.ABSENT, State.NOT_RUN])
-@pytest.mark.parametrize("before", [State.SKIPPED, State.GOOD, State.NO_RESULT, State.BAD])
+@pytest.mark.parametrize("before", [State.SKIPPED, State.PASSED, State.NO_RESULT, State.FAILED])
 def test_an_attempt_that_did_not_run_a_test_changes_nothing(before, new):
     assert AFTER[before][new] is before
 
 
-@pytest.mark.parametrize("new", [State.SKIPPED, State.GOOD, State.NO_RESULT, State.BAD])
-@pytest.mark.parametrize("before", [state for state in State if state is not State.BAD])
+@pytest.mark.parametrize("new", [State.SKIPPED, State.PASSED, State.NO_RESULT, State.FAILED])
+@pytest.mark.parametrize("before", [state for state in State if state is not State.FAILED])
 def test_an_attempt_that_ran_a_test_overrides_all_but_a_failure(before, new):
     assert AFTER[before][new] is new
 
@@ -54,4 +54,4 @@ def test_a_test_that_no_attempt_reached_lacks_a_result():
 
 @pytest.mark.parametrize("before", State)
 def test_an_attempt_that_runs_the_whole_job_remembers_only_failures(before):
-    assert anew(before) is (State.BAD if before is State.BAD else State.ABSENT)
+    assert before_whole_run(before) is (State.FAILED if before is State.FAILED else State.ABSENT)

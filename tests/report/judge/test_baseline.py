@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from allranks.cli.main import main
 from allranks.errors import ExitCode, UsageError
-from allranks.report.judge.baseline import BaselineWatch, read_baseline, renewed_baseline, update_baseline
+from allranks.report.judge.baseline import BaselineCheck, read_baseline, update_baseline, updated_baseline
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.judged import CellSuite, Share
 from allranks.report.merging import merge
@@ -45,7 +45,7 @@ def test_a_test_that_is_skipped_all_at_once_is_an_error(run_folder):
     run_folder.manifest(JOB, policy={"baseline": {CELL: {"collectives": 2}}})
     run_folder.both(JOB, {A: "passed", B: SKIP})
     said, code = messages(run_folder)
-    assert said == ["1 tests executed, and the baseline has 2."]
+    assert said == ["Only 1 of the 2 tests in the baseline executed."]
     assert code is ExitCode.TESTS_FAILED
 
 
@@ -58,17 +58,17 @@ def test_a_suite_that_is_skipped_whole_is_an_error_though_every_verdict_is_good(
 @pytest.mark.parametrize("executed", [2, 3])
 def test_as_many_or_more_are_well(executed):
     made = job(executed)
-    assert BaselineWatch({CELL: {"collectives": 2}}).checked(made) is made
+    assert BaselineCheck({CELL: {"collectives": 2}}).checked(made) is made
 
 
 def test_what_the_baseline_does_not_name_is_not_compared():
     made = job(1)
-    assert BaselineWatch({CELL: {"other": 2}, "nccl": {"collectives": 2}}).checked(made) is made
+    assert BaselineCheck({CELL: {"other": 2}, "nccl": {"collectives": 2}}).checked(made) is made
 
 
 def test_a_selection_explains_a_drop():
     made = job(1, deselected=1)
-    assert BaselineWatch({CELL: {"collectives": 2}}).checked(made) is made
+    assert BaselineCheck({CELL: {"collectives": 2}}).checked(made) is made
 
 
 def test_a_job_in_trouble_explains_a_drop(run_folder):
@@ -84,7 +84,7 @@ def test_shards_count_together(run_folder):
         share = {"suite": "rpc", "number": number, "count": 2, "split": "5eed", "elsewhere": 1}
         run_folder.both(name, {(A, B)[number - 1]: "passed"}, share=share)
     assert messages(run_folder, baseline={CELL: {"rpc": 2}})[0] == []
-    assert messages(run_folder, baseline={CELL: {"rpc": 3}})[0] == ["2 tests executed, and the baseline has 3."]
+    assert messages(run_folder, baseline={CELL: {"rpc": 3}})[0] == ["Only 2 of the 3 tests in the baseline executed."]
 
 
 def test_a_shard_alone_says_nothing_about_the_suite(run_folder):
@@ -102,7 +102,7 @@ def test_the_command_makes_the_baseline_and_holds_a_run_against_it(run_folder, t
     assert read_baseline(file) == {CELL: {"collectives": 2}}
     run_folder.both(JOB, {A: "passed", B: SKIP})
     assert main(["report", str(run_folder.path), "--baseline", str(file)]) == ExitCode.TESTS_FAILED
-    assert "1 tests executed, and the baseline has 2." in capsys.readouterr().out
+    assert "Only 1 of the 2 tests in the baseline executed." in capsys.readouterr().out
     assert main(["report", str(run_folder.path), "--update-baseline", str(file)]) == ExitCode.OK
     assert read_baseline(file) == {CELL: {"collectives": 1}}
 
@@ -110,18 +110,18 @@ def test_the_command_makes_the_baseline_and_holds_a_run_against_it(run_folder, t
 def test_a_suite_of_the_baseline_that_is_not_there_is_missed_without_a_plan(write_ranks):
     root = write_ranks("gloo-w1-g0-env/a/rank-0.xml", ['<testcase name="a"/>'])
     merged = merge(root, environ={}, baseline={"gloo-w1-g0-env": {"a": 1}, "other": {"b": 1}})
-    assert [(failure.place, failure.message) for failure in merged.failures] == [
-        ("other / b", "The baseline has this suite, and the results do not.")
+    assert [(failure.job, failure.message) for failure in merged.failures] == [
+        ("other / b", "The baseline has this suite, but the results do not.")
     ]
     assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
 
 
 def test_only_suites_in_which_all_is_well_renew_the_baseline():
     known = {CELL: {"collectives": 5, "other": 7}}
-    failed = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME)
+    failed = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.PRIMARY_FAILURE)
     bad = job(0, tests=(TestVerdict(nodeid="t", classname="c", name="n", verdict=failed),))
-    assert renewed_baseline(known, [bad.row]) == known
-    assert renewed_baseline(known, [job(3).row]) == {CELL: {"collectives": 3, "other": 7}}
+    assert updated_baseline(known, [bad.row]) == known
+    assert updated_baseline(known, [job(3).row]) == {CELL: {"collectives": 3, "other": 7}}
 
 
 @pytest.mark.parametrize(
@@ -156,17 +156,17 @@ def test_a_suite_is_renewed_only_when_all_its_shards_are_there(numbers):
     shards = [
         job(2, suite=f"rpc@{number}of3", share=Share(suite="rpc", number=number, count=3)).row for number in numbers
     ]
-    assert renewed_baseline({}, shards) == ({CELL: {"rpc": 6}} if len(numbers) == 3 else {})
+    assert updated_baseline({}, shards) == ({CELL: {"rpc": 6}} if len(numbers) == 3 else {})
 
 
 def test_a_shard_that_went_wrong_keeps_the_baseline_of_its_suite():
     good, bad = (job(2, suite=f"rpc@{n}of2", share=Share(suite="rpc", number=n, count=2)).row for n in (1, 2))
     bad = replace(bad, counts=replace(bad.counts, errors=1))
-    assert renewed_baseline({CELL: {"rpc": 9}}, [bad, good]) == {CELL: {"rpc": 9}}
+    assert updated_baseline({CELL: {"rpc": 9}}, [bad, good]) == {CELL: {"rpc": 9}}
 
 
 def test_a_selection_in_a_shard_explains_a_drop_in_its_suite():
-    watch = BaselineWatch({CELL: {"rpc": 9}})
+    watch = BaselineCheck({CELL: {"rpc": 9}})
     for number, deselected in ((1, 1), (2, 0)):
         share = Share(suite="rpc", number=number, count=2)
         made = job(2, suite=f"rpc@{number}of2", share=share, deselected=deselected)
@@ -175,5 +175,5 @@ def test_a_selection_in_a_shard_explains_a_drop_in_its_suite():
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 def test_a_run_is_bad_exactly_where_fewer_tests_executed(wanted, executed, skipped):
-    checked = BaselineWatch({CELL: {"collectives": wanted}}).checked(job(executed, skipped))
+    checked = BaselineCheck({CELL: {"collectives": wanted}}).checked(job(executed, skipped))
     assert any(test.verdict.is_bad for test in checked.tests) == (executed < wanted)

@@ -58,7 +58,7 @@ def test_equal_collections_are_not_mentioned(two_attempts, second):
 )
 def test_an_id_that_stands_for_other_values_is_an_error_even_if_its_test_passed(two_attempts, second, names):
     [trouble], _, code = two_attempts(FIRST, second)
-    assert f"Node ids stand for other parameter values in attempt 2 than in attempt 1: {names}" in trouble
+    assert f"The parameter values of {names.rstrip('.')} differ between attempt 1 and attempt 2." in trouble
     assert "PYTHONHASHSEED" in trouble
     assert code is ExitCode.UNACCOUNTED
 
@@ -66,7 +66,7 @@ def test_an_id_that_stands_for_other_values_is_an_error_even_if_its_test_passed(
 @pytest.mark.parametrize(
     ("second", "says"),
     [
-        ({**FIRST, B: "2222.6666"}, f"in attempt 2 than in attempt 1: {B}"),
+        ({**FIRST, B: "2222.6666"}, f"between attempt 1 and attempt 2: {B}"),
         ({**FIRST, "t.py::test[d]": "1"}, "only in attempt 2: t.py::test[d]"),
         ({A: "1111", B: "2222.5555"}, f"only in attempt 1: {C}"),
         ({B: "2222.5555", "x": ""}, f"only in attempt 1: {A}, {C}; only in attempt 2: x"),
@@ -87,7 +87,7 @@ def test_shards_are_compared_though_no_test_is_in_two_of_them(run_folder, second
         run_folder.both(f"{CELL}/s@{number}of2", {A: "passed"}, share=share, full_collection=collection)
     troubles, _, code = merged(run_folder)
     assert len(troubles) == count
-    assert all("in attempt 1 of s@2of2 than in attempt 1 of s@1of2" in each for each in troubles)
+    assert all("between attempt 1 of s@1of2 and attempt 1 of s@2of2." in trouble for trouble in troubles)
     assert code is (ExitCode.UNACCOUNTED if count else ExitCode.OK)
 
 

@@ -23,10 +23,10 @@ def test_the_page_lists_the_rules_of_the_module():
 
 
 def test_the_numbers_of_the_first_rules_are_those_in_reports():
-    names = ["unaccounted", "leading outcome", "ranks disagree", "skipped", "passed", "job"]
+    names = ["unaccounted", "primary failure", "ranks disagree", "skipped", "passed", "job"]
     assert [rule.name.lower().replace("_", " ") for rule in VerdictRule] == names
     titles = [text.partition(".")[0] for _, text in listed(PAGE)[:6]]
-    assert titles == ["Unaccounted", "Went wrong", "Ranks disagree", "Skipped", "Passed", "Errors of jobs"]
+    assert titles == ["Unaccounted", "Primary failure", "Ranks disagree", "Skipped", "Passed", "Errors of jobs"]
 
 
 def test_the_page_has_the_table_of_attempts():

@@ -143,8 +143,8 @@ def is_good(first: tuple[Attempt, list[RankFile]], second: tuple[Attempt, list[R
     """Whether the job's test is good, or not in the report, after two attempts."""
     newest = replace(second[0], earlier=(first[0],))
     attempts = Attempts(newest, STRICT)
-    attempts.take(*first)
-    return not any(test.verdict.is_bad for test in attempts.settled(newest, second[1]))
+    attempts.add(*first)
+    return not any(test.verdict.is_bad for test in attempts.verdicts(newest, second[1]))
 
 
 @pytest.mark.parametrize("error", ["", "interrupted", "agent"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.skip_codes import multi_gpu
-from allranks.report.judge.rules import VerdictPolicy, leading, verdict
+from allranks.report.judge.rules import VerdictPolicy, primary_failure, verdict
 from allranks.report.results import RankResult, VerdictKind, VerdictRule, severity
 
 PLAIN = VerdictPolicy()
@@ -100,7 +100,7 @@ def test_rule_1_a_missing_rank_is_an_error_that_still_names_the_first_to_go_wron
         VerdictRule.UNACCOUNTED,
         ExitCode.UNACCOUNTED,
     )
-    assert judged.message == "rank 0 is missing: nothing came back. First to go wrong: rank 1 failed: boom"
+    assert judged.message == "rank 0 is missing: no result arrived. Primary failure: rank 1 failed: boom"
     assert judged.leading == 1
 
 
@@ -116,13 +116,13 @@ def test_rule_1_a_missing_rank_is_an_error_that_still_names_the_first_to_go_wron
 )
 @pytest.mark.parametrize("peer", ["passed", "aborted", "missing"])
 def test_rule_1_a_primary_failure_explains_missing_peers_of_a_job_that_has_ended(outcome, said, kind, peer):
-    given_ranks = [result("missing", 0, message="nothing came back"), result(outcome, 1, **said), result(peer, 2)]
+    given_ranks = [result("missing", 0, message="no result arrived"), result(outcome, 1, **said), result(peer, 2)]
     judged = verdict(given_ranks, ENDED)
     assert (judged.kind, judged.rule, judged.exit_code, judged.leading) == (
-        kind, VerdictRule.LEADING_OUTCOME, ExitCode.TESTS_FAILED, 1,
+        kind, VerdictRule.PRIMARY_FAILURE, ExitCode.TESTS_FAILED, 1,
     )  # fmt: skip
     assert said["message"] in judged.message
-    assert "missing: nothing came back" in judged.message
+    assert "missing: no result arrived" in judged.message
     assert verdict(given_ranks, PLAIN).exit_code is ExitCode.UNACCOUNTED
 
 
@@ -160,12 +160,12 @@ def test_rule_1_no_rank_at_all_is_an_error():
 def test_rule_1_an_abort_that_no_rank_explains_is_an_error_of_supervision():
     judged = verdict(ranks("passed", "aborted"), PLAIN)
     assert (judged.rule, judged.exit_code) == (VerdictRule.UNACCOUNTED, ExitCode.UNACCOUNTED)
-    assert "supervision" in judged.message
+    assert "the supervisor itself failed" in judged.message
 
 
 def test_rule_1_an_abort_that_no_rank_explains_says_what_the_aborted_ranks_say():
     judged = verdict(ranks("aborted", "aborted", message="the job was ended from outside"), PLAIN)
-    assert judged.message == ("ranks 0, 1 are aborted, and no rank went wrong before: the job was ended from outside.")
+    assert judged.message == ("ranks 0, 1 were aborted, although no rank had failed: the job was ended from outside.")
 
 
 def test_rule_1_the_message_stays_short_however_much_the_aborted_ranks_say():
@@ -184,7 +184,7 @@ def test_rule_1_the_message_stays_short_however_much_the_aborted_ranks_say():
 )
 def test_rule_2_the_leading_outcome_decides_the_kind(outcome: str, kind: VerdictKind):
     judged = verdict(ranks("passed", outcome), PLAIN)
-    assert (judged.kind, judged.rule, judged.leading, judged.reason) == (kind, VerdictRule.LEADING_OUTCOME, 1, outcome)
+    assert (judged.kind, judged.rule, judged.leading, judged.reason) == (kind, VerdictRule.PRIMARY_FAILURE, 1, outcome)
 
 
 def test_rule_2_the_first_to_arrive_leads_however_bad_the_later_ones_are():
@@ -200,7 +200,7 @@ def test_rule_2_a_consequence_does_not_lead_even_when_its_time_is_earlier():
 def test_rule_2_an_aborted_rank_explains_and_does_not_decide():
     judged = verdict([result("aborted", 0, at=0.5, caused_by=1), result("failed", 1, at=1.0)], PLAIN)
     assert (judged.kind, judged.leading) == (VerdictKind.FAILURE, 1)
-    assert judged.text.splitlines()[0] == "ranks: 0 aborted by rank 1; 1 failed (leads)"
+    assert judged.text.splitlines()[0] == "ranks: 0 aborted by rank 1; 1 failed (primary failure)"
 
 
 def test_rule_2_a_message_that_names_its_rank_is_not_told_twice():
@@ -270,13 +270,13 @@ def test_rule_2_the_message_stays_short_however_many_peers_were_stopped():
     stopped = [result("aborted", rank, at=2.0, caused_by=0, message=f"{rank:0100}") for rank in range(1, 64)]
     judged = verdict([result("failed", 0, at=1.0), *stopped], PLAIN)
     assert len(judged.message) < 500
-    assert judged.message.endswith("; and 60 more ranks elsewhere)")
+    assert judged.message.endswith("; and 60 more ranks)")
 
 
 def test_rule_2_without_times_the_worst_leads_and_the_text_says_so():
     judged = verdict(ranks("failed", "crashed", "crashed"), PLAIN)
     assert (judged.kind, judged.leading) == (VerdictKind.ERROR, 1)
-    assert "No times" in judged.text
+    assert "do not show which rank failed first" in judged.text
 
 
 def test_rule_2_one_bad_rank_without_a_time_needs_no_caveat():
@@ -284,7 +284,7 @@ def test_rule_2_one_bad_rank_without_a_time_needs_no_caveat():
 
 
 def test_rule_2_where_only_some_have_times_no_order_is_claimed():
-    found = leading([result("failed", 0, at=1.0), result("crashed", 1)])
+    found = primary_failure([result("failed", 0, at=1.0), result("crashed", 1)])
     assert found is not None
     assert found.result.rank == 1
     assert found.caveat
@@ -297,7 +297,7 @@ def test_rule_2_the_leading_rank_speaks_first_and_equal_peers_together():
         PLAIN,
     )
     assert judged.text == (
-        "ranks: 0, 1, 3 timed out (consequence); 2 failed (leads)\n\n"
+        "ranks: 0, 1, 3 timed out (secondary failure); 2 failed (primary failure)\n\n"
         "rank 2 failed: boom\ntrace of 2\n\n"
         "ranks 0, 1, 3 timed out: hung"
     )
@@ -377,10 +377,12 @@ def test_rule_4_one_plain_skip_among_environment_skips_stays_a_skip():
 def test_rule_2_the_message_says_who_had_ended_the_test_long_before():
     late = result("failed", 1, at=70.0, message="Timed out waiting 60000ms")
     judged = verdict([result("passed", 0, at=10.0), late, result("passed", 2, at=9.0)], PLAIN)
-    assert judged.message == "rank 1 failed: Timed out waiting 60000ms (ranks 0, 2 had ended the test 60 s before)"
+    assert judged.message == "rank 1 failed: Timed out waiting 60000ms (ranks 0, 2 had finished the test 60 s earlier)"
 
 
-@pytest.mark.parametrize(("ended", "told"), [(9.5, ""), (9.0, " (rank 0 had ended the test 1 s before)"), (10.5, "")])
+@pytest.mark.parametrize(
+    ("ended", "told"), [(9.5, ""), (9.0, " (rank 0 had finished the test 1 s earlier)"), (10.5, "")]
+)
 def test_rule_2_peers_that_ended_within_a_second_or_later_are_not_mentioned(ended, told):
     judged = verdict([result("passed", 0, at=ended), result("failed", 1, at=10.0, message="x")], PLAIN)
     assert judged.message == f"rank 1 failed: x{told}"
@@ -399,8 +401,8 @@ def test_rule_2_nobody_knows_who_ended_before_a_rank_without_a_time():
         ("aaaaa", " (ranks 1-5: a)"),
         ("aabaa", " (ranks 1, 2, 4, 5: a; rank 3: b)"),
         ("abcab", " (ranks 1, 4: a; ranks 2, 5: b; rank 3: c)"),
-        ("abcd", " (rank 1: a; rank 2: b; rank 3: c; and 1 more rank elsewhere)"),
-        ("abcdede", " (rank 1: a; rank 2: b; rank 3: c; and 4 more ranks elsewhere)"),
+        ("abcd", " (rank 1: a; rank 2: b; rank 3: c; and 1 more rank)"),
+        ("abcdede", " (rank 1: a; rank 2: b; rank 3: c; and 4 more ranks)"),
         ("a" * 99, " (ranks 1-99: a)"),
     ],
 )
@@ -500,5 +502,6 @@ def test_rule_4_each_reason_of_a_skip_is_said_once():
 )
 def test_a_rank_has_its_text_below_its_message_unless_it_says_the_same(message: str, text: str, section: str):
     assert (
-        verdict([result("failed", message=message, text=text)], PLAIN).text == f"ranks: 0 failed (leads)\n\n{section}"
+        verdict([result("failed", message=message, text=text)], PLAIN).text
+        == f"ranks: 0 failed (primary failure)\n\n{section}"
     )

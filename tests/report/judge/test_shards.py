@@ -70,7 +70,7 @@ def test_a_shard_that_was_planned_alone_is_complete_alone(run_folder):
     run_folder.manifest(TWO)
     run_folder.both(TWO, {B: "passed"}, share=share(2))
     merged, code = judged(run_folder)
-    assert merged.notes == (f"{CELL} / rpc: 1 of 2 shards are here.",)
+    assert merged.notes == (f"{CELL} / rpc: this report has 1 of 2 shards.",)
     assert code is ExitCode.OK
 
 
@@ -89,7 +89,7 @@ def test_a_shard_that_came_without_the_plan_of_its_folder_misses_the_others(run_
     run_folder.both(ONE, {A: "passed"}, share=share(1))
     merged = merge(run_folder.path.parent, environ={})
     assert [suite.suite for suite in merged.suites if suite.counts.bad] == ["rpc@2of2"]
-    assert "other shards of its suite came" in merged.failures[0].message
+    assert "unlike other shards of its suite" in merged.failures[0].message
     assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.UNACCOUNTED
 
 
@@ -99,7 +99,7 @@ def test_the_plan_of_all_machines_tells_which_shards_were_to_run(part, tmp_path)
     machine.manifest(ONE)
     machine.both(ONE, {A: "passed"}, share=share(1), run_id="r1")
     merged = merge(tmp_path / "gathered", environ={})
-    assert merged.notes == (f"{CELL} / rpc: 1 of 2 shards are here.",)
+    assert merged.notes == (f"{CELL} / rpc: this report has 1 of 2 shards.",)
     assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.OK
 
 
@@ -116,7 +116,7 @@ def test_shards_that_did_not_split_alike_are_an_error_in_each_of_them(two_shards
     merged, code = two_shards(share(1), share(2, split="0ther"))
     for suite in suites_of(merged):
         [trouble] = [test for test in suite.tests if test.name == "split"]
-        assert "The shards rpc@1of2, rpc@2of2 split rpc differently" in trouble.verdict.message
+        assert "The shards rpc@1of2, rpc@2of2 divided rpc differently" in trouble.verdict.message
     assert code is ExitCode.UNACCOUNTED
 
 
@@ -138,7 +138,7 @@ def test_a_shard_without_tests_is_no_error_and_is_said(run_folder):
     run_folder.both(TWO, {}, share=share(2))
     merged, code = judged(run_folder)
     assert suites_of(merged)[1].tests == ()
-    assert merged.notes == (f"{CELL} / rpc@2of2: nothing to run: every test (1) is in another shard.",)
+    assert merged.notes == (f"{CELL} / rpc@2of2: nothing to run, because all 1 tests are in other shards.",)
     assert code is ExitCode.OK
 
 

@@ -11,7 +11,7 @@ from services import CLIENTS
 
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import PhaseEnd
-from allranks.report.rank_course import Collective, RankCourse
+from allranks.report.rank_timeline import Collective, RankTimeline
 
 pytestmark = [pytest.mark.browser, pytest.mark.node]
 
@@ -44,18 +44,20 @@ def every_kind(size: int) -> list[Any]:
     ]
 
 
-def course(size: int) -> RankCourse:
+def timeline(size: int) -> RankTimeline:
     phases = {1: (PhaseEnd(when="setup", outcome=Outcome.PASSED, seconds=0.4),)}
     entered = {number: 0.5 for number in range(size) if number != 1}
     collectives = (Collective.of("default", 1, "all_reduce", entered),)
-    return RankCourse(began=0.0, phases=phases, collectives=collectives, passed=0, stdout="loss 3.0\n")
+    return RankTimeline(began=0.0, phases=phases, collectives=collectives, passed=0, stdout="loss 3.0\n")
 
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     """Four cells, of which one is good, one flaky and two are bad."""
     suites = [
-        job(f"gloo-w{size}", "collectives", every_kind(size), courses={SUM: course(size)}, axes={"world_size": size})
+        job(
+            f"gloo-w{size}", "collectives", every_kind(size), timelines={SUM: timeline(size)}, axes={"world_size": size}
+        )
         for size in (2, 4)
     ]
     good = job("gloo-w1", "collectives", [passed(SUM, 1)] * 20, axes={"world_size": 1})

@@ -46,26 +46,26 @@ def test_more_messages_than_a_job_or_a_run_separates_are_one_group_more(monkeypa
     rows = [each.row.failures for each in jobs]
     blame = Blame(axis="backend", predicate="backend == 'nccl'", fails=1, passes=1)
     found = grouped(rows, {failure.key: blame for row in rows for failure in row if failure.key})
-    assert [each.alike for each in found] == [1, 0, 0, 0, 4]
+    assert [each.more for each in found] == [1, 0, 0, 0, 4]
     assert [each.blame for each in found] == [blame] * 4 + [None]
-    assert found[-1].said.startswith("Other failures")
+    assert found[-1].rank_message.startswith("Other failures")
 
 
 def test_ranks_of_cells_with_different_world_sizes_are_not_mixed() -> None:
     (group,) = groups(case("t", [rank(0), wrong(1)]), case("t", [rank(0), rank(1), wrong(2)]))
-    assert group.extent == "2 tests in 2 cells; rank 1 of 2; rank 2 of 3"
+    assert group.impact == "2 tests in 2 cells; rank 1 of 2; rank 2 of 3"
 
 
 def test_a_rank_that_is_the_same_in_all_world_sizes_is_named_once() -> None:
     (group,) = groups(case("t", [rank(0), wrong(1)]), case("t", [rank(0), wrong(1), rank(2)]))
-    assert group.extent == "2 tests in 2 cells; rank 1"
+    assert group.impact == "2 tests in 2 cells; rank 1"
 
 
 def test_ranks_that_differ_from_test_to_test_are_not_added_up() -> None:
     (group,) = groups(case("t", [wrong(0), rank(1)]), case("t", [rank(0), wrong(1)]))
-    assert group.extent == "2 tests in 2 cells; different ranks of 2: 0, 1"
+    assert group.impact == "2 tests in 2 cells; different ranks of 2: 0, 1"
 
 
 def test_all_ranks_of_each_cell_are_named_by_their_number() -> None:
     (group,) = groups(case("t", [wrong(0), wrong(1)]), case("t", [wrong(0), wrong(1), wrong(2)]))
-    assert group.extent == "2 tests in 2 cells; all 2 ranks; all 3 ranks"
+    assert group.impact == "2 tests in 2 cells; all 2 ranks; all 3 ranks"

@@ -16,7 +16,7 @@ from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import PhaseEnd
 from allranks.report.merging import merge
 from allranks.report.page import case_list
-from allranks.report.rank_course import Collective, RankCourse
+from allranks.report.rank_timeline import Collective, RankTimeline
 
 pytestmark = pytest.mark.browser
 
@@ -75,8 +75,8 @@ def test_a_strip_has_the_numbers_of_ranks_that_went_wrong_and_the_count_of_other
 @pytest.mark.parametrize("outcome", ["failed", "timed_out", "crashed"])
 def test_the_chip_of_the_leading_rank_is_the_only_one_in_full_color(page: Page, tmp_path: Path, outcome: str) -> None:
     wrong = [rank(0, "failed", at=2.0, consequence=True), rank(1, outcome, at=1.0), rank(2, "failed", at=2.0)]
-    course = RankCourse(began=0.0, phases={}, collectives=())
-    suite = job("c", "s", [case("t.py::test", wrong)], courses={"t.py::test": course})
+    timeline = RankTimeline(began=0.0, phases={}, collectives=())
+    suite = job("c", "s", [case("t.py::test", wrong)], timelines={"t.py::test": timeline})
     page.open(write_page(tmp_path, [suite]), "#t=c/s/t.py::test")
     open_test(page)
     white = "e => getComputedStyle(e).color === 'rgb(255, 255, 255)'"
@@ -127,12 +127,12 @@ def test_a_group_of_which_no_test_is_listed_says_how_many_there_are(
     page.open(write_page(tmp_path, [job("c", "s", [failed(f"t.py::test_{number}") for number in range(5)])]))
     assert page.texts("#failures .group h3 bdi") == ["AssertionError: 1 != 2"]
     assert page.texts("#failures .group .extent") == ["5 tests; rank 1"]
-    assert "5 failed are counted and not listed: junit.xml beside this page has all of them." in page.text("#top")
+    assert "Not listed: 5 failed. junit.xml, next to this page, has all of them." in page.text("#top")
     assert page.text("#shown") == "0 of 0 tests; 5 more are not listed"
 
 
 def test_the_axis_to_blame_is_named_with_its_evidence(opened: Page) -> None:
-    said = "Fails exactly where world_size >= 4: in 3 of 3 such cells, and passes in 6 of 6 others."
+    said = "Fails exactly where world_size >= 4: it fails in all 3 of these cells, and passes in all 6 others."
     assert opened.texts("#failures .blame") == [said]
     opened.click("#failures .group li a")
     open_test(opened)
@@ -182,7 +182,7 @@ def test_a_crash_that_printed_nothing_says_so(page: Page, tmp_path: Path) -> Non
 
 def test_a_time_line_shows_phases_waits_and_collectives(page: Page, tmp_path: Path) -> None:
     phases = {1: (PhaseEnd(when="setup", outcome=Outcome.PASSED, seconds=0.25),)}
-    told = RankCourse(
+    told = RankTimeline(
         began=0.0,
         phases=phases,
         collectives=(Collective.of("default", 1, "all_reduce", {0: 0.3}),),
@@ -190,7 +190,7 @@ def test_a_time_line_shows_phases_waits_and_collectives(page: Page, tmp_path: Pa
         stdout="a\nb",
     )
     tests = [failed("t.py::test", stdout="a\nc")]
-    page.open(write_page(tmp_path, [job("c", "s", tests, courses={"t.py::test": told})]), "#t=c/s/t.py::test")
+    page.open(write_page(tmp_path, [job("c", "s", tests, timelines={"t.py::test": told})]), "#t=c/s/t.py::test")
     open_test(page)
     waited = "rank 1 never called all_reduce #1; rank 0 had, 1.20 s before the end"
     assert page.texts(".waits") == [waited, waited]  # in the leading group, and in the test
@@ -198,7 +198,7 @@ def test_a_time_line_shows_phases_waits_and_collectives(page: Page, tmp_path: Pa
     assert page.run(f"[...document.querySelectorAll('.lane')].map({marks})") == [
         [
             "not reported until it was stopped: <1 ms to 1.50 s",
-            "in all_reduce #1, others have not come: 300 ms to 1.50 s",
+            "in all_reduce #1, waiting for other ranks: 300 ms to 1.50 s",
             "all_reduce #1: 300 ms",
         ],
         ["set-up passed: <1 ms to 250 ms", "not reported until it ended: 250 ms to 1.00 s"],
@@ -253,7 +253,7 @@ def test_search_finds_names_and_messages(opened: Page) -> None:
     opened.choose("#search", "5.0 != 6.0")
     assert len(listed(opened)) == 3
     opened.choose("#search", "no such thing")
-    assert opened.text("#list") == "No test matches."
+    assert opened.text("#list") == "No tests match."
 
 
 @pytest.mark.parametrize(
@@ -351,8 +351,11 @@ def test_a_test_shows_what_each_rank_said(opened: Page) -> None:
     assert "a warning" in text
     assert "stack of rank 3" in text
     assert opened.run("[...document.querySelectorAll('.squares button')].map(e => e.title)") == [
-        "rank 0: aborted, <1 ms", "rank 1: failed, leads, 500 ms", "rank 2: aborted, <1 ms", "rank 3: aborted, <1 ms",
-    ]  # fmt: skip
+        "rank 0: aborted, <1 ms",
+        "rank 1: failed, primary failure, 500 ms",
+        "rank 2: aborted, <1 ms",
+        "rank 3: aborted, <1 ms",
+    ]
 
 
 def test_a_rank_leads_to_its_words(opened: Page) -> None:
@@ -492,7 +495,7 @@ def test_without_scripts_the_page_says_that_it_needs_one_and_where_else_to_read(
     page.without_script()
     page.go(report)
     text = page.text("main")
-    assert "3 of 27 tests went wrong" in text
+    assert "3 of 27 tests failed" in text
     assert "21 passed" in text
     assert "This page needs JavaScript; without it, read summary.md and junit.xml beside it." in text
     shown = "[...document.querySelectorAll('section')].filter((each) => each.checkVisibility()).map((each) => each.id)"
@@ -504,7 +507,7 @@ def test_a_browser_that_cannot_unpack_says_so_and_names_other_files(page: Page, 
     page.open(report)
     assert "This page cannot show its tests: this browser cannot unpack the tests" in page.text("#trouble")
     assert "Read summary.md and junit.xml beside it." in page.text("#trouble")
-    assert "3 of 27 tests went wrong" in page.text("main")
+    assert "3 of 27 tests failed" in page.text("main")
 
 
 def test_what_befell_a_job_leads_the_failures_in_the_order_of_the_exit_codes(page: Page, run_folder: Any) -> None:
@@ -521,8 +524,8 @@ def test_what_befell_a_job_leads_the_failures_in_the_order_of_the_exit_codes(pag
 
 def test_an_empty_run_has_a_page(page: Page, tmp_path: Path) -> None:
     page.open(write_page(tmp_path, []))
-    assert page.text("h1") == "There is no test in this run"
-    assert page.text("#list") == "No test matches."
+    assert page.text("h1") == "This run has no tests"
+    assert page.text("#list") == "No tests match."
 
 
 HOSTILE = (
@@ -552,10 +555,10 @@ def hostile_tests(text: str) -> list[Any]:
     ]
 
 
-def hostile_course(text: str) -> RankCourse:
+def hostile_timeline(text: str) -> RankTimeline:
     phases = (PhaseEnd(when=text, outcome=Outcome.PASSED, seconds=0.1),)
     collectives = (Collective.of(text, 1, text, {0: 0.3}), Collective.of("default", 2, text, {0: 0.4}))
-    return RankCourse(
+    return RankTimeline(
         began=0.0, phases={0: phases, 1: phases}, collectives=collectives, passed=0, stdout=f"-{text}", stderr=text * 9
     )
 
@@ -573,7 +576,7 @@ def hostile(page: Page, tmp_path: Path) -> Path:
             engine=text,
             image=text,
             notes=(text,),
-            courses={f"{text}::{text}": hostile_course(text)},
+            timelines={f"{text}::{text}": hostile_timeline(text)},
         )
         for text in HOSTILE
     ]

@@ -120,7 +120,7 @@ def test_a_page_of_somebody_else_is_not_overwritten(run_folder: Any) -> None:
     run_folder.both("c/s", {"t.py::a": "passed"})
     foreign = run_folder.path / "report.html"
     foreign.write_text("<html>pytest-html's own")
-    with pytest.raises(ResultsError, match=r"report\.html is not a report of allranks"):
+    with pytest.raises(ResultsError, match=r"report\.html was not written by allranks"):
         merge(run_folder.path, environ={})
     assert foreign.read_text() == "<html>pytest-html's own"
 
@@ -212,7 +212,7 @@ def test_what_passed_gives_way_in_a_page_that_is_too_large_and_failures_stay(
     assert letters.count("F") == 200
     assert letters.count("P") + carried["rest"]["out"] == 19_800
     assert carried["rest"]["out"] > 10_000
-    assert "passed are counted and not listed: junit.xml beside this page has all of them" in path.read_text()
+    assert "passed. junit.xml, next to this page, has all of them" in path.read_text()
 
 
 @pytest.mark.parametrize(("outcome", "words"), [("failed", "failed"), ("errored", "errors")])
@@ -227,8 +227,8 @@ def test_failures_that_do_not_fit_are_counted_and_the_page_says_where_they_are(
     assert listed < 3000
     assert carried["rest"]["out"] == 3001 - listed
     assert sum(group["n"] for group in carried["rest"]["groups"]) == 3001
-    assert f"{3001 - listed:,} {words} are counted and not listed" in path.read_text()
-    assert "junit.xml beside this page has all of them" in path.read_text()
+    assert f"Not listed: {3001 - listed:,} {words}" in path.read_text()
+    assert "junit.xml, next to this page, has all of them" in path.read_text()
 
 
 def test_only_the_first_of_many_failures_have_texts(
@@ -237,7 +237,7 @@ def test_only_the_first_of_many_failures_have_texts(
     monkeypatch.setattr(case_list, "MOST_DETAILS", 10)
     path = write_page(tmp_path, [job("c", "s", [failed(f"t{number}") for number in range(50)])])
     assert sum(len(chunk) for chunk in unpacked(path)["chunks"]) == 10
-    assert "40 failures are listed without their texts: junit.xml" in path.read_text()
+    assert "40 failures are listed without their texts. junit.xml" in path.read_text()
 
 
 def test_names_beyond_what_memory_has_room_for_are_counted(
@@ -260,7 +260,7 @@ def test_texts_give_way_before_failures_do(tmp_path: Path, unpacked: Unpacked, m
     assert sum(letter == "F" for _, _, letter, _ in rows(carried)) == 300
     cut = 300 - sum(len(chunk) for chunk in carried["chunks"])
     assert cut > 0
-    assert f"{cut} failures are listed without their texts: junit.xml" in path.read_text()
+    assert f"{cut} failures are listed without their texts. junit.xml" in path.read_text()
 
 
 def test_a_flaky_pass_is_no_evidence_for_an_axis(tmp_path: Path, unpacked: Unpacked) -> None:
@@ -314,7 +314,7 @@ def test_the_page_carries_the_command_in_the_form_that_the_command_line_takes(
 ) -> None:
     share = Share(suite="s", number=2, count=4)
     told = unpacked(write_page(tmp_path, [job("c", "s@2of4", [passed("t.py::a")], share=share, seed=7)]))
-    assert told["rest"]["jobs"][0]["again"] == [
+    assert told["rest"]["jobs"][0]["rerun"] == [
         ["allranks", "run", "c", "--suite", "s@2of4", "--seed", "7"],
         ["allranks", "run", "c", "--suite", "s", "--seed", "7", "--", "{}"],
     ]

@@ -111,7 +111,7 @@ def test_the_file_is_a_manifest_of_all_jobs(make, path, expansion, tmp_path):
     path.rename(tmp_path / "run.json")
     manifest, problem, _ = read_manifest(tmp_path, tmp_path)
     assert (problem, manifest.run_id) == ("", "r1")
-    assert [job.place for job in manifest.jobs] == [
+    assert [job.key for job in manifest.jobs] == [
         (job.cell.id, job.name) for job in plan(expansion.matrix, expansion.cells)
     ]
 

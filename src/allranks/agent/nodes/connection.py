@@ -399,7 +399,7 @@ def connect_nodes(config: AgentConfig) -> dict[int, NodeConnection]:
     Returns:
         The connection to each, by node; empty if the job has one node.
     """
-    node, limit = config.post, config.limits.limit("assembly")
+    node, limit = config.node_config, config.limits.limit("assembly")
     if node is None:
         return {}
     if node.node:

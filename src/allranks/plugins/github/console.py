@@ -127,6 +127,6 @@ def annotation(failure: Failure, folder: str = "") -> str:
     """
     file = posixpath.normpath(posixpath.join(folder, failure.file)) if failure.file else ""
     line = str(failure.line) if file and failure.line else ""
-    extent = f" ({failure.extent})" if failure.extent else ""
-    title = f"{failure.place}: {failure.nodeid}"
-    return error_command(failure.message + extent, title=title, file=file, line=line)
+    impact = f" ({failure.impact})" if failure.impact else ""
+    title = f"{failure.job}: {failure.nodeid}"
+    return error_command(failure.message + impact, title=title, file=file, line=line)

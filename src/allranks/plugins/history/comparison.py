@@ -13,7 +13,7 @@ from allranks.plugins.history.recorder import without_shard
 from allranks.protocol.xml_text import cut, first_line
 from allranks.report.case_details import CaseDetails
 from allranks.report.gathering import gather
-from allranks.report.judge.accounting import account, troubled_input
+from allranks.report.judge.accounting import account, input_errors
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import CellSuite, Share
 from allranks.report.junit_document import report_parts
@@ -200,7 +200,7 @@ def _from_folder(folder: Path) -> Iterator[ComparedJob]:
         parts = set(report_parts(folder / "junit.xml"))
         unread = tuple(path for path in gathered.unread if folder / path not in parts)
         gathered = replace(gathered, unread=unread)
-    yield from map(_from_suite, troubled_input(gathered))
+    yield from map(_from_suite, input_errors(gathered))
 
 
 def _unreadable(path: Path, why: str, remedy: str = "") -> UsageError:

@@ -16,7 +16,7 @@ from allranks.plugins.history.changes import MANY, StatusesByJob, record
 from allranks.plugins.history.database import LOCK_TIMEOUT, HistoryError, written
 from allranks.plugins.history.trends import History, RunHistory
 from allranks.protocol.outcomes import numbers
-from allranks.report.judged import MANIFEST_PLACE, CellSuite, MergedRun
+from allranks.report.judged import MANIFEST_KEY, CellSuite, MergedRun
 from allranks.report.page.page import escaped
 from allranks.report.results import RankResult, TestVerdict, own_failures
 from allranks.report.section import Section, SectionMaker
@@ -70,7 +70,7 @@ class HistoryRecorder(SectionMaker):
     _digest: blake2b = field(default_factory=lambda: blake2b(digest_size=6))
 
     def __call__(self, suite: CellSuite) -> None:
-        if (suite.cell, suite.suite) == MANIFEST_PLACE:
+        if (suite.cell, suite.suite) == MANIFEST_KEY:
             return
         nodeids, statuses = [test.nodeid for test in suite.tests], list(map(recorded_status, suite.tests))
         self._statuses.add(suite.cell, without_shard(suite.whole_suite), nodeids, statuses)

@@ -105,7 +105,7 @@ def _fill(folder: Path, spec: JobSpec) -> None:
         post = NodeConfig(node=node, leader="", port=0, token=token) if spec.agent.nodes > 1 else None
         # The leased GPUs are on this host; other nodes detect theirs.
         checks = () if node else spec.agent.check_gpus
-        write_whole(own / files.CONFIG, replace(spec.agent, post=post, check_gpus=checks).to_json())
+        write_whole(own / files.CONFIG, replace(spec.agent, node_config=post, check_gpus=checks).to_json())
         for name in (files.PLACED, files.EXIT):
             files.reserve(own / name)
 

@@ -1,1 +1,1 @@
-"""The verdicts of tests and jobs: from the results of ranks to an exit code."""
+"""Turns the results of ranks into verdicts on tests and jobs, and these into an exit code."""

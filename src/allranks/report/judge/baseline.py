@@ -1,9 +1,9 @@
-"""How many tests of each suite executed in each cell when all was well: fewer is an error.
+"""The baseline: how many tests of each suite should execute in each cell.
 
-A suite in which every test is skipped is green. The baseline is a small file that a user commits: it holds the number
-of tests that executed, and a later run in which fewer do has an error in the suite concerned. More is not an error, nor
-is a drop with a known cause: tests left out by the user's own ``-k`` or stopped by ``-x``, a job that already has
-errors, a shard without its siblings.
+A suite in which every test is skipped does not fail. The baseline is a small file that a user commits, with the number
+of tests that executed in a good run. If fewer execute in a later run, the suite has an error. More tests are no error,
+nor is a drop with a known cause: tests that ``-k`` deselected or that did not run because of ``-x``, a job that already
+has errors, or a shard whose other shards are missing.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, ResultsError, UsageError
-from allranks.report.judged import CellSuite, JobSummary, SuiteRow, trouble
+from allranks.report.judged import CellSuite, JobSummary, SuiteRow, job_error
 from allranks.report.results import VerdictRule
 from allranks.report.untrusted import other_schema, parsed
 from allranks.user_cache import write_atomically
@@ -22,7 +22,7 @@ Baseline = Mapping[str, Mapping[str, int]]
 """Executed tests, by cell and suite."""
 
 SCHEMA: Final = 1
-ABOUT: Final = "Tests that executed, kept for allranks: cell, suite. Fewer in a later run are an error there."
+ABOUT: Final = "Numbers of executed tests by cell and suite, for allranks. If fewer execute in a later run, it fails."
 
 
 @dataclass
@@ -31,7 +31,7 @@ class _Document:
     executed: Mapping[Annotated[str, str], Mapping[Annotated[str, str], int]]
 
 
-class BaselineWatch:
+class BaselineCheck:
     """Compares the jobs of a run with the baseline, one after the other."""
 
     def __init__(self, baseline: Baseline) -> None:
@@ -41,33 +41,33 @@ class BaselineWatch:
 
     def checked(self, job: CellSuite) -> CellSuite:
         """The job, with an error added if it is the last of its suite and fewer tests executed than in the baseline."""
-        place = (job.cell, job.whole_suite)
-        wanted = self._baseline.get(job.cell, {}).get(job.whole_suite)
-        if wanted is None:
+        key = (job.cell, job.whole_suite)
+        expected = self._baseline.get(job.cell, {}).get(job.whole_suite)
+        if expected is None:
             return job
-        executed = self._executed.setdefault(place, {})
+        executed = self._executed.setdefault(key, {})
         executed[job.suite] = job.executed
         if job.deselected or any(test.verdict.rule is VerdictRule.JOB for test in job.tests):
-            self._explained.add(place)
-        if place in self._explained or not _is_whole(job, executed) or sum(executed.values()) >= wanted:
+            self._explained.add(key)
+        if key in self._explained or not _is_whole(job, executed) or sum(executed.values()) >= expected:
             return job
         text = (
-            f"{sum(executed.values())} tests executed, and the baseline has {wanted}.\n"
-            "They are skipped now, or no longer exist.\n"
+            f"Only {sum(executed.values())} of the {expected} tests in the baseline executed.\n"
+            "The others were skipped, or no longer exist.\n"
             "Find out why; if it is intended, update the baseline: allranks report FOLDER --update-baseline FILE"
         )
-        return replace(job, tests=(trouble("baseline", text, ExitCode.TESTS_FAILED), *job.tests))
+        return replace(job, tests=(job_error("baseline", text, ExitCode.TESTS_FAILED), *job.tests))
 
-    def absent(self) -> Iterator[CellSuite]:
-        """An error for each suite of the baseline that none of the jobs was of; for results without a plan."""
+    def missing_suites(self) -> Iterator[CellSuite]:
+        """An error for each suite in the baseline that no job has run; for results without a plan."""
         for cell, suite in ((cell, suite) for cell, suites in self._baseline.items() for suite in suites):
             if (cell, suite) not in self._executed:
-                text = "The baseline has this suite, and the results do not.\nIf it is gone for good, remove it there."
-                yield CellSuite(cell=cell, suite=suite, tests=(trouble("baseline", text),))
+                text = "The baseline has this suite, but the results do not.\nIf it is gone for good, remove it there."
+                yield CellSuite(cell=cell, suite=suite, tests=(job_error("baseline", text),))
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read a baseline file; UsageError for any other file."""
+    """Read a baseline file; UsageError if it is not one."""
     try:
         return _executed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -85,24 +85,24 @@ def _executed(text: str) -> Baseline:
     return document.executed
 
 
-def renewed_baseline(known: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
-    """The baseline after a run: new counts for good suites, and all others unchanged."""
-    whole: dict[tuple[str, str], list[SuiteRow]] = {}
+def updated_baseline(baseline: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
+    """The baseline after a run: new counts for suites without failures, and all others unchanged."""
+    suites: dict[tuple[str, str], list[SuiteRow]] = {}
     for row in rows:
-        whole.setdefault((row.cell, row.whole_suite), []).append(row)
-    after = {cell: dict(suites) for cell, suites in known.items()}
-    for (cell, suite), shards in whole.items():
+        suites.setdefault((row.cell, row.whole_suite), []).append(row)
+    updated = {cell: dict(counts) for cell, counts in baseline.items()}
+    for (cell, suite), shards in suites.items():
         names = {row.suite for row in shards}
         if all(_is_whole(row, names) and not (row.counts.bad or row.deselected) for row in shards):
-            after.setdefault(cell, {})[suite] = sum(row.executed for row in shards)
-    return after
+            updated.setdefault(cell, {})[suite] = sum(row.executed for row in shards)
+    return updated
 
 
 def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
-    """Update the file, or create it, from the good suites of a run."""
-    known = read_baseline(path) if path.exists() else {}
+    """Update or create the file from the suites of a run that had no failures."""
+    baseline = read_baseline(path) if path.exists() else {}
     try:
-        document = {"about": ABOUT, "schema": SCHEMA, "executed": renewed_baseline(known, rows)}
+        document = {"about": ABOUT, "schema": SCHEMA, "executed": updated_baseline(baseline, rows)}
         write_atomically(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         msg = f"The baseline {path} cannot be written."

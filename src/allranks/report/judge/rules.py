@@ -1,55 +1,55 @@
-"""The verdict rules, in order, and rules 1 to 5 as functions: many ranks, one verdict.
+"""The verdict rules in order, and rules 1 to 5 as functions: the results of all ranks of a test become one verdict.
 
 The first rule that applies to the ranks of a test decides its verdict in an attempt:
 
-1. Unaccounted. A rank without a result is an error (exit code 3), and so is a rank that was aborted although none went
-   wrong or skipped before. If the job has ended, a failure of another rank explains the missing result; a time-out
+1. Unaccounted. A rank without a result is an error (exit code 3). So is a rank that was aborted although no other rank
+   had failed or skipped. If the job has ended, the failure of another rank explains a missing result. A timeout
    explains nothing, because the missing rank may be its cause.
-2. Went wrong. The rank that went wrong by itself decides, the first in time if several did. *Failed* is a failure;
-   *crashed*, *timed out* and *errored* are errors (exit code 1). If one of them has no time, the worst outcome counts,
-   then the lowest rank. A failure that followed from another rank's decides only if that rank did not go wrong. A rank
-   that waited in vain for one that skipped did not go wrong by itself.
+2. Primary failure. The rank with the primary failure decides: the first one that failed on its own. *Failed* is a
+   failure; *crashed*, *timed out* and *errored* are errors (exit code 1). If the time of one of these failures is
+   unknown, the worst outcome counts, then the lowest rank. A secondary failure, which another rank caused, decides only
+   if there is no primary failure. A rank whose wait failed because a peer skipped did not fail on its own.
 3. Ranks disagree. It is an error (exit code 1) if some ranks skipped and others did not, or if some failed as expected
-   (xfail) and others passed. ``mixed_skip`` allows it for tests in which no rank went wrong or was aborted.
-4. Skipped. A skip because GPUs are missing is an error (exit code 1) if a node of the cell was given as many as the
-   test needs. A test is skipped if ranks skipped or failed as expected, and none passed. If all ranks skipped because
-   of their environment, ``skip = "pass"`` counts it as passed.
-5. Passed. All other tests are passed. An unexpected pass (xpass) is a pass, unless the mark is strict.
+   (xfail) and others passed. ``mixed_skip`` allows it for tests in which no rank failed or was aborted.
+4. Skipped. A skip because of missing GPUs is an error (exit code 1) if a node of the cell has as many GPUs as the test
+   needs. A test is skipped if ranks skipped or failed as expected, and none passed. If all ranks skipped because of
+   their environment, ``skip = "pass"`` counts the test as passed.
+5. Passed. All other tests passed. An unexpected pass (xpass) is a pass, unless the mark is strict.
 
 Of jobs:
 
-6. Errors of jobs. What goes wrong with a job itself is a testcase of its own, an error. Its exit code is 1 for
+6. Errors of jobs. A problem of the job itself is reported as an error testcase of its own. Its exit code is 1 for
    collection, time limit, stop and coverage, 2 for usage, 4 for infrastructure, 130 for an interrupt, 5 for a suite
-   without tests, and 3 for all else. Tests that a stop, a time limit, an interrupt or a failed collection kept from
-   running are skipped as *not run*.
-7. Planned jobs. Every job of the plan has results, and so has every shard of a suite of which one is there, unless the
-   plan in the merged folder itself leaves it out. One that has none is an error (exit code 3).
-8. Trust. Results count in the job and the run that they are of. Results of another run or job are an error (exit code
-   3). So are a file that cannot be read or was changed, two different files of a rank, and a rank outside the world. So
-   are a journal without its end, an attempt that is gone, shards that were divided differently, and tests whose
+   without tests, and 3 for everything else. Tests that did not run because of a stop, a time limit, an interrupt or a
+   failed collection are skipped as *not run*.
+7. Planned jobs. A planned job without results is an error (exit code 3). So is a missing shard of a suite of which
+   another shard has results, unless the merged folder's own plan leaves the shard out.
+8. Trust. Results count only in the job and the run that they belong to. Results of another run or job are an error
+   (exit code 3). So are a file that cannot be read or was changed, two different files of one rank, a rank outside the
+   world size, a journal without an end, a missing attempt, shards that were divided differently, and tests whose
    parameters differ between attempts or shards.
 
 Over attempts, and over the tries of a test within one:
 
-9. Attempts. A bad result stands until the test executes and ends well, in a later attempt or try, on each rank that
-   went wrong. Neither a skip settles it, nor an attempt that did not run the test or no longer has it.
+9. Attempts. A failure stands until the test executes and ends well, in a later attempt or try, on each rank that
+   failed. It is not resolved by a skip, nor by an attempt that did not run the test or no longer has it.
 10. Reruns. An attempt that reran a part of a job overrides only the tests that it ran. An attempt that ran the whole
-    job overrides all that is known but failures.
-11. Cut short. A test without a result is an error of its attempt, but no failure that stands, if the job was ended from
-    outside, or if its agent died before the test began. A test that was not run, and that the attempt which continues
-    the job leaves out, is an error (exit code 3).
+    job overrides everything except failures.
+11. Cut short. If a job was ended from outside, or if its agent died before the test began, a test without a result is
+    an error of that attempt, but not a failure that stands. A test that was not run, and that the attempt which
+    continues the job did not run either, is an error (exit code 3).
 
 Of a run:
 
 12. Baseline. A suite in which fewer tests executed than in the baseline is an error (exit code 1), unless tests were
-    deselected, its job has errors, or a shard is not there.
-13. Nothing ran. A run in which no rank executed a test has exit code 5, unless
-    `allranks report --allow-nothing-ran` accepts it.
+    deselected, its job has errors, or a shard is missing.
+13. Nothing ran. A run in which no rank executed a test has exit code 5, unless `allranks report --allow-nothing-ran`
+    accepts it.
 14. Exit code. The exit code of the run is the strongest of all: the first of 130, 2, 4, 3, 1, 5 and 0.
 
-These functions are pure: the same rank results and the same setting give the same verdict, in any order. The other
-rules are in the modules beside this one: ``accounting`` and ``judging`` (6 to 8), ``attempts`` (9 to 11), ``baseline``
-(12), and ``exit_code`` (6, 13 and 14).
+These functions are pure: the same rank results, in any order, and the same policy give the same verdict. The other
+rules are in the sibling modules: ``accounting`` and ``judging`` (6 to 8), ``attempts`` (9 to 11), ``baseline`` (12) and
+``exit_code`` (6, 13 and 14).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,8 +68,8 @@ from allranks.report.results import (
     VerdictRule,
     describe,
     kind_of,
+    rank_summary,
     severity,
-    strip,
 )
 
 _RAN: Final = frozenset({Outcome.PASSED, Outcome.XPASSED, Outcome.XFAILED})
@@ -78,77 +78,86 @@ _PASSES: Final = frozenset({Outcome.PASSED, Outcome.XPASSED})
 NEVER_RAN: Final = frozenset({Outcome.SKIPPED, Outcome.MISSING})
 """The outcomes of ranks that did not execute the test."""
 
+NO_RESULT: Final = "no result arrived"
+"""The message of a missing rank."""
+
 
 class VerdictPolicy(NamedTuple):
-    """The input of the rules besides the rank results."""
+    """The input of the rules apart from the rank results."""
 
     skip: SkipPolicy = "skip"
-    mixed_skip: tuple[str, ...] = ()  # Node ids (``fnmatch`` patterns) whose ranks may disagree on a skip
-    gpus: int = 0  # the largest number of GPUs that one node of the cell was given
-    job_has_ended: bool = False  # no further result can come, and no error of the job says why one is missing
+    mixed_skip: tuple[str, ...] = ()  # node ids (``fnmatch`` patterns) of tests whose ranks may disagree on a skip
+    gpus: int = 0  # the largest number of GPUs on one node of the cell
+    job_has_ended: bool = False  # no more results can arrive, and no job error explains why one is missing
 
 
-class Lead(NamedTuple):
-    """The leading outcome, and how it was found."""
+class PrimaryFailure(NamedTuple):
+    """The rank result that caused the others to fail, and how certain that is."""
 
     result: RankResult
-    caveat: str = ""  # a sentence if it was found without times of arrival; else empty
+    caveat: str = ""  # a sentence if it was chosen without times of arrival
 
 
-def verdict(results: Iterable[RankResult], setting: VerdictPolicy) -> Verdict:
-    """Apply the first matching rule to the outcomes of one test's ranks, in any order.
+def verdict(results: Iterable[RankResult], policy: VerdictPolicy) -> Verdict:
+    """Apply the first matching rule to one test.
 
-    There is one for each rank that the test should have run on; ranks without a result are ``missing``.
+    Args:
+        results: The results of all ranks that the test should have run on, in any order; a rank without a result is
+            ``missing``.
+        policy: The policy of the run, and what is known of the job.
     """
     ranks = sorted(results, key=lambda result: result.rank)
-    lead = leading(ranks)
+    primary = primary_failure(ranks)
     return (
-        _unaccounted(ranks, lead, setting)
-        or _leading_outcome(ranks, lead)
-        or _ranks_disagree(ranks, setting)
-        or _skipped(ranks, setting)
+        _unaccounted(ranks, primary, policy)
+        or _failed(ranks, primary)
+        or _ranks_disagree(ranks, policy)
+        or _skipped(ranks, policy)
         or _passed(ranks)
     )
 
 
-def leading(ranks: Sequence[RankResult]) -> Lead | None:
-    """The first bad outcome to arrive; None if no rank went wrong by itself.
+def primary_failure(ranks: Sequence[RankResult]) -> PrimaryFailure | None:
+    """The first failure to arrive; None if no rank failed on its own.
 
-    An aborted or a missing rank never leads, nor does one that waited in vain for a rank that skipped, or failed as
-    expected; a consequence leads only if its cause is absent.
+    An aborted or missing rank is never primary, nor is a rank whose wait failed because a peer skipped or failed as
+    expected. A secondary failure is chosen only if there is no other failure.
     """
     skipped = {rank.rank for rank in ranks if rank.outcome in _TAKES_NO_PART}
-    bad = [
+    failed = [
         rank
         for rank in ranks
         if rank.outcome.is_bad
         and rank.outcome not in {Outcome.ABORTED, Outcome.MISSING}
         and not (rank.consequence and rank.caused_by in skipped)
     ]
-    candidates = [rank for rank in bad if not rank.consequence] or bad
+    candidates = [rank for rank in failed if not rank.consequence] or failed
     if not candidates:
         return None
     if all(rank.at is not None for rank in candidates):
-        return Lead(result=min(candidates, key=lambda rank: (rank.at, -severity(rank.outcome), rank.rank)))
+        return PrimaryFailure(min(candidates, key=lambda rank: (rank.at, -severity(rank.outcome), rank.rank)))
     worst = min(candidates, key=lambda rank: (-severity(rank.outcome), rank.rank))
-    return Lead(result=worst, caveat="" if candidates == [worst] else _NO_TIMES)
+    return PrimaryFailure(worst, caveat="" if candidates == [worst] else _NO_TIMES)
 
 
 _LONG: Final = 1.0
-"""Seconds between the ends of two ranks that are worth reporting: lockstep tests end within milliseconds."""
+"""Seconds between the ends of two ranks that are worth reporting: ranks in lockstep end within milliseconds."""
 
-_SHOWN_STOPPED: Final = 3
+_MOST_PARTS: Final = 3
+"""Messages, or groups of aborted ranks, that a verdict's message shows."""
 
 _HALF: Final = TEXT_LIMIT // 2
 
-_NO_TIMES: Final = "No times show which rank went wrong first: the worst outcome leads, then the lowest rank."
+_NO_TIMES: Final = (
+    "The results do not show which rank failed first, so this verdict names the worst outcome, then the lowest rank."
+)
 
 
-def _unaccounted(ranks: Sequence[RankResult], lead: Lead | None, setting: VerdictPolicy) -> Verdict | None:
+def _unaccounted(ranks: Sequence[RankResult], primary: PrimaryFailure | None, policy: VerdictPolicy) -> Verdict | None:
     """Rule 1: a rank is missing, or was aborted although no rank failed first."""
-    missing = [] if setting.job_has_ended and _explains(lead) else _with(Outcome.MISSING, ranks)
+    missing = [] if policy.job_has_ended and _explains_missing(primary) else _with(Outcome.MISSING, ranks)
     skipped = {rank.rank for rank in ranks if rank.outcome in _TAKES_NO_PART}
-    aborted = [] if lead else _with(Outcome.ABORTED, ranks)
+    aborted = [] if primary else _with(Outcome.ABORTED, ranks)
     unexplained = [rank for rank in aborted if rank.caused_by not in skipped]
     if ranks and not missing and not unexplained:
         return None
@@ -157,9 +166,9 @@ def _unaccounted(ranks: Sequence[RankResult], lead: Lead | None, setting: Verdic
         rule=VerdictRule.UNACCOUNTED,
         reason="missing" if missing or not ranks else "aborted",
         exit_code=ExitCode.UNACCOUNTED,
-        leading=lead.result.rank if lead else None,
-        message=_unaccounted_message(missing, unexplained, lead),
-        text=_text(ranks, lead),
+        leading=primary.result.rank if primary else None,
+        message=_unaccounted_message(missing, unexplained, primary),
+        text=_text(ranks, primary),
         executed=_executed(ranks),
     )
 
@@ -168,49 +177,51 @@ def _with(outcome: Outcome, ranks: Sequence[RankResult]) -> list[RankResult]:
     return [rank for rank in ranks if rank.outcome is outcome]
 
 
-def _explains(lead: Lead | None) -> bool:
-    """Whether the leading outcome explains that nothing came from another rank."""
-    return lead is not None and lead.result.outcome is not Outcome.TIMED_OUT and not lead.result.consequence
+def _explains_missing(primary: PrimaryFailure | None) -> bool:
+    """Whether the primary failure explains why another rank has no result."""
+    if primary is None:
+        return False
+    return primary.result.outcome is not Outcome.TIMED_OUT and not primary.result.consequence
 
 
-def _leading_outcome(ranks: Sequence[RankResult], lead: Lead | None) -> Verdict | None:
-    """Rule 2: crashed, timed out and errored are errors, failed is a failure."""
-    if lead is None:
+def _failed(ranks: Sequence[RankResult], primary: PrimaryFailure | None) -> Verdict | None:
+    """Rule 2: the rank with the primary failure decides."""
+    if primary is None:
         return None
-    outcome = lead.result.outcome
+    result = primary.result
     return Verdict(
-        kind=kind_of(outcome),
-        rule=VerdictRule.LEADING_OUTCOME,
-        reason=outcome.value,
+        kind=kind_of(result.outcome),
+        rule=VerdictRule.PRIMARY_FAILURE,
+        reason=result.outcome.value,
         exit_code=ExitCode.TESTS_FAILED,
-        leading=lead.result.rank,
-        message=_lead_message(lead) + _long_done(ranks, lead.result) + _still_running(ranks) + _absent(ranks),
-        text=_text(ranks, lead),
+        leading=result.rank,
+        message=_rank_message(result) + _finished_earlier(ranks, result) + _still_running(ranks) + _missing(ranks),
+        text=_text(ranks, primary),
     )
 
 
-def _long_done(ranks: Sequence[RankResult], lead: RankResult) -> str:
-    """The ranks that had ended the test long before: a rank that left early often caused its peers' time-out."""
-    ended = [
-        (rank.rank, lead.at - rank.at)
+def _finished_earlier(ranks: Sequence[RankResult], primary: RankResult) -> str:
+    """The ranks that had finished the test long before: a rank that left early often caused its peers' timeout."""
+    finished = [
+        (rank.rank, primary.at - rank.at)
         for rank in ranks
-        if not rank.outcome.is_bad and rank.at is not None and lead.at is not None and lead.at - rank.at >= _LONG
+        if not rank.outcome.is_bad and rank.at is not None and primary.at is not None and primary.at - rank.at >= _LONG
     ]
-    if not ended:
+    if not finished:
         return ""
-    seconds = min(waited for _, waited in ended)
-    return f" ({_named([rank for rank, _ in ended])} had ended the test {seconds:.0f} s before)"
+    seconds = min(waited for _, waited in finished)
+    return f" ({_named([rank for rank, _ in finished])} had finished the test {seconds:.0f} s earlier)"
 
 
 def _still_running(ranks: Sequence[RankResult]) -> str:
-    """Where the stopped ranks were, those at one place together: a peer's time-out often names the wrong one."""
-    by_place: dict[str, list[int]] = {}
+    """Where the aborted ranks were: the timeout of a peer often names the wrong rank."""
+    by_message: dict[str, list[int]] = {}
     for rank in _with(Outcome.ABORTED, ranks):
-        by_place.setdefault(rank.message, []).append(rank.rank)
-    places = [f"{_named(group)}: {message}" for message, group in by_place.items()]
-    rest = sum(map(len, [*by_place.values()][_SHOWN_STOPPED:]))
-    more = f"and {rest} more rank{'' if rest == 1 else 's'} elsewhere"
-    shown = "; ".join([*places[:_SHOWN_STOPPED], *([more] if rest else [])])
+        by_message.setdefault(rank.message, []).append(rank.rank)
+    groups = [f"{_named(group)}: {message}" for message, group in by_message.items()]
+    rest = sum(map(len, [*by_message.values()][_MOST_PARTS:]))
+    more = [f"and {rest} more rank{'' if rest == 1 else 's'}"] if rest else []
+    shown = "; ".join([*groups[:_MOST_PARTS], *more])
     return f" ({shown})" if shown else ""
 
 
@@ -218,39 +229,38 @@ def _named(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {numbers(ranks)}"
 
 
-def _absent(ranks: Sequence[RankResult]) -> str:
-    """The ranks from which nothing came."""
+def _missing(ranks: Sequence[RankResult]) -> str:
     missing = _with(Outcome.MISSING, ranks)
     return f" ({_missing_message(missing)})" if missing else ""
 
 
-def _ranks_disagree(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | None:
+def _ranks_disagree(ranks: Sequence[RankResult], policy: VerdictPolicy) -> Verdict | None:
     """Rule 3: some ranks skipped and others did not, and the policy does not allow it."""
     if not disagree({rank.outcome for rank in ranks}):
         return None
-    if all(may_disagree(rank.nodeid, setting.mixed_skip) and not rank.outcome.is_bad for rank in ranks):
+    if all(may_disagree(rank.nodeid, policy.mixed_skip) and not rank.outcome.is_bad for rank in ranks):
         return None
     return Verdict(
         kind=VerdictKind.ERROR,
         rule=VerdictRule.RANKS_DISAGREE,
         reason="ranks disagree",
         exit_code=ExitCode.TESTS_FAILED,
-        message=f"ranks disagree: {strip(ranks)}. {_reasons(ranks)}".strip(),
+        message=f"ranks disagree: {rank_summary(ranks)}. {_reasons(ranks)}".strip(),
         text=_text(ranks, None),
     )
 
 
-def _skipped(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | None:
-    """Rule 4: all ranks skipped or xfailed; a lost piece of coverage is an error, an environment skip may be a pass."""
+def _skipped(ranks: Sequence[RankResult], policy: VerdictPolicy) -> Verdict | None:
+    """Rule 4: ranks skipped or failed as expected, and none passed."""
     skips = _with(Outcome.SKIPPED, ranks)
-    if lost := next((rank for rank in skips if _had_the_hardware(rank, setting)), None):
-        return _coverage_lost(ranks, lost, setting)
+    if wrong := next((rank for rank in skips if _had_the_hardware(rank, policy)), None):
+        return _skipped_despite_hardware(ranks, wrong, policy)
     ran = {rank.outcome for rank in ranks} & _RAN
-    if Outcome.PASSED in ran or ran == {Outcome.XPASSED}:  # beside skips in a mix that the policy allows by name
+    if Outcome.PASSED in ran or ran == {Outcome.XPASSED}:  # the others may have skipped, if mixed_skip allows it
         return None
     environment = not ran and all(rank.skip_kind in {SkipKind.ENVIRONMENT, SkipKind.HARDWARE} for rank in skips)
     return Verdict(
-        kind=VerdictKind.PASSED if environment and setting.skip == "pass" else VerdictKind.SKIPPED,
+        kind=VerdictKind.PASSED if environment and policy.skip == "pass" else VerdictKind.SKIPPED,
         rule=VerdictRule.SKIPPED,
         reason="pytest.xfail" if ran else "pytest.skip",
         message=_reasons(ranks),
@@ -262,29 +272,29 @@ def _skipped(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | N
 
 
 def _passed(ranks: Sequence[RankResult]) -> Verdict:
-    """Rule 5: all ranks passed."""
+    """Rule 5: everything else passed."""
     reason = XPASS if all(rank.outcome is Outcome.XPASSED for rank in ranks) else ""
     return Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED, reason=reason, executed=_executed(ranks))
 
 
-def _had_the_hardware(rank: RankResult, setting: VerdictPolicy) -> bool:
+def _had_the_hardware(rank: RankResult, policy: VerdictPolicy) -> bool:
     needed = rank.gpus_needed or (rank.skip_code and gpus_needed(rank.skip_code)) or 1
-    return rank.skip_kind is SkipKind.HARDWARE and setting.gpus >= needed
+    return rank.skip_kind is SkipKind.HARDWARE and policy.gpus >= needed
 
 
-def _coverage_lost(ranks: Sequence[RankResult], lost: RankResult, setting: VerdictPolicy) -> Verdict:
+def _skipped_despite_hardware(ranks: Sequence[RankResult], wrong: RankResult, policy: VerdictPolicy) -> Verdict:
     return Verdict(
         kind=VerdictKind.ERROR,
         rule=VerdictRule.SKIPPED,
         reason="hardware skip",
         exit_code=ExitCode.TESTS_FAILED,
-        leading=lost.rank,
-        message=f"coverage was lost: the cell was given {setting.gpus} GPU(s) on a node, "
-        f"and rank {lost.rank} skipped because of missing hardware: {lost.message}",
+        leading=wrong.rank,
+        message=f"coverage was lost: rank {wrong.rank} skipped because of missing hardware, although the cell has "
+        f"{policy.gpus} GPU(s) on one node: {wrong.message}",
         text=_text(ranks, None),
         executed=_executed(ranks),
-        skip_kind=lost.skip_kind,
-        skip_code=lost.skip_code,
+        skip_kind=wrong.skip_kind,
+        skip_code=wrong.skip_code,
     )
 
 
@@ -292,71 +302,71 @@ def _executed(ranks: Sequence[RankResult]) -> bool:
     return any(rank.outcome not in NEVER_RAN for rank in ranks)
 
 
-def _unaccounted_message(missing: Sequence[RankResult], unexplained: Sequence[RankResult], lead: Lead | None) -> str:
-    first = f" First to go wrong: {_lead_message(lead)}" if lead else ""
+def _unaccounted_message(
+    missing: Sequence[RankResult], unexplained: Sequence[RankResult], primary: PrimaryFailure | None
+) -> str:
     if missing:
-        return f"{_missing_message(missing)}.{first}"
+        cause = f" Primary failure: {_rank_message(primary.result)}" if primary else ""
+        return f"{_missing_message(missing)}.{cause}"
     if unexplained:
-        why = _said(unexplained) or "supervision itself failed"
-        return f"{_ranks(unexplained)} aborted, and no rank went wrong before: {why}."
+        why = _messages(unexplained) or "the supervisor itself failed"
+        were = "was" if len(unexplained) == 1 else "were"
+        who = _named([rank.rank for rank in unexplained])
+        return f"{who} {were} aborted, although no rank had failed: {why}."
     return "no rank reported this test."
 
 
 def _missing_message(missing: Sequence[RankResult]) -> str:
-    return f"{_ranks(missing)} missing: {_said(missing) or 'nothing came back'}"
+    are = "is" if len(missing) == 1 else "are"
+    return f"{_named([rank.rank for rank in missing])} {are} missing: {_messages(missing) or NO_RESULT}"
 
 
-def _said(ranks: Sequence[RankResult]) -> str:
-    """The first messages of ranks, each once."""
-    said = list(dict.fromkeys(rank.message.rstrip(".") for rank in ranks if rank.message))
-    return "; ".join(said[:_SHOWN_STOPPED])
+def _messages(ranks: Sequence[RankResult]) -> str:
+    """The first distinct messages of ranks."""
+    messages = list(dict.fromkeys(rank.message.rstrip(".") for rank in ranks if rank.message))
+    return "; ".join(messages[:_MOST_PARTS])
 
 
-def _ranks(ranks: Sequence[RankResult]) -> str:
-    return f"{_named([rank.rank for rank in ranks])} {'is' if len(ranks) == 1 else 'are'}"
-
-
-def _lead_message(lead: Lead) -> str:
-    result = lead.result
+def _rank_message(result: RankResult) -> str:
     return _sentence([result], result.message or first_line(result.text))
 
 
 def _sentence(ranks: Sequence[RankResult], message: str) -> str:
-    """What became of ranks with the same outcome and message, in one sentence that names them once."""
+    """The outcome and message that ranks have in common, in one sentence."""
     first, *_ = ranks
     who, how = _named([rank.rank for rank in ranks]), describe(first.outcome)
-    # Where the agent saw how a process ended, the message is that sentence; of an aborted rank, it is the predicate.
+    # The agent writes whole sentences about how a process ended, and only the predicate for an aborted rank.
     if message.startswith(f"{who} "):
         return message
     return f"{who} {message}" if message.startswith(f"{how} by ") else f"{who} {how}: {message}".rstrip(": ")
 
 
 def _reasons(ranks: Sequence[RankResult]) -> str:
-    """The reasons of the skips and expected failures, each once, in order of rank."""
-    said = dict.fromkeys(rank.message for rank in ranks if rank.outcome not in _PASSES and rank.message)
-    return "; ".join(said)
+    """The distinct reasons of skips and expected failures, in order of rank."""
+    reasons = dict.fromkeys(rank.message for rank in ranks if rank.outcome not in _PASSES and rank.message)
+    return "; ".join(reasons)
 
 
-def _text(ranks: Sequence[RankResult], lead: Lead | None) -> str:
-    """All ranks in the first line, then the leading rank's own text, then that of the others."""
-    first = lead.result if lead else None
-    head = [f"ranks: {strip(ranks, first)}", lead.caveat if lead else ""]
-    told = [section for _, section in sections(ranks, first)]
-    # The leading rank gets half of the space, however much its peers have.
-    leads = cut(told.pop(0), _HALF) if first else ""
-    rest = cut("\n\n".join(told), _HALF)
-    return "\n\n".join(part for part in ("\n".join(line for line in head if line), leads, rest) if part)
+def _text(ranks: Sequence[RankResult], primary: PrimaryFailure | None) -> str:
+    """All ranks in the first line, then the text of the primary failure, then the texts of the others."""
+    first = primary.result if primary else None
+    head = [f"ranks: {rank_summary(ranks, first)}", primary.caveat if primary else ""]
+    texts = [section for _, section in sections(ranks, first)]
+    # The primary failure gets half of the space, however much text the other ranks have.
+    first_text = cut(texts.pop(0), _HALF) if first else ""
+    rest = cut("\n\n".join(texts), _HALF)
+    return "\n\n".join(part for part in ("\n".join(line for line in head if line), first_text, rest) if part)
 
 
-def sections(ranks: Sequence[RankResult], first: RankResult | None) -> Iterator[tuple[Sequence[RankResult], str]]:
-    """The leading rank, if there is one, and groups of others that say the same, each with its part of the text."""
-    if first is not None:
-        yield [first], _section([first])
-    for group in _alike([rank for rank in ranks if rank.outcome not in _PASSES and rank is not first]):
+def sections(ranks: Sequence[RankResult], primary: RankResult | None) -> Iterator[tuple[Sequence[RankResult], str]]:
+    """The parts of a verdict's text: the primary failure, if any, then each group of ranks with equal reports."""
+    if primary is not None:
+        yield [primary], _section([primary])
+    for group in _by_report([rank for rank in ranks if rank.outcome not in _PASSES and rank is not primary]):
         yield group, _section(group)
 
 
-def _alike(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
+def _by_report(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
     groups: dict[tuple[str, ...], list[RankResult]] = {}
     for rank in ranks:
         groups.setdefault((rank.outcome.value, rank.message, rank.text), []).append(rank)
@@ -364,12 +374,11 @@ def _alike(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
 
 
 def _section(ranks: Sequence[RankResult]) -> str:
-    """The common message and text of a group of ranks, under their numbers."""
     rank, *_ = ranks
     body = f"\n{rank.text}" if own_text(rank) != rank.message else ""
     return f"{_sentence(ranks, rank.message)}{body}"
 
 
 def own_text(rank: RankResult) -> str:
-    """The end of a rank's section: its text, or its message where the text says no more."""
+    """The end of a rank's section: its text, or its message if the text adds nothing."""
     return rank.text if rank.text and rank.text.strip() != rank.message.strip() else rank.message

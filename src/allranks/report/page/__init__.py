@@ -1,1 +1,1 @@
-"""``report.html``: a run as one page without server, network or, for the essentials, script."""
+"""``report.html``: a run as one HTML page that needs no server or network."""

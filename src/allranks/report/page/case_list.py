@@ -1,13 +1,13 @@
-"""The page's list of testcases, packed for the browser, and what each shows when opened.
+"""The list of testcases and their details, packed for the page.
 
-The browser's own ``DecompressionStream`` unpacks it (Chrome 80, Firefox 113, Safari 16.4).
+The browser's ``DecompressionStream`` unpacks them (Chrome 80, Firefox 113, Safari 16.4).
 
-A block of rows is one line of JSON: names that no row had before, verdict letters, milliseconds, and the fields that
+A block of rows is one line of JSON: names that no earlier row had, status letters, milliseconds, and the fields that
 only a few rows have. A test that passed on all ranks costs a letter, a number and, the first time, its name.
 
 Details are packed in separate chunks, which the browser unpacks when one of their tests is opened. If a run has more
-details than fit the page, later tests get shorter ones: the page links to the ranks' own files, which are complete.
-If it has more tests than fit, later ones are counted and not listed, first those that went well.
+details than fit the page, later tests get shorter ones; the page links to the complete files of the ranks. If a run has
+more tests than fit, the later ones are counted but not listed, beginning with tests that passed.
 """
 
 import base64
@@ -25,8 +25,8 @@ from allranks.protocol.outcomes import numbers
 from allranks.protocol.tracebacks import excerpt, folded
 from allranks.protocol.xml_text import cut, readable
 from allranks.report.judged import JobSummary
-from allranks.report.page.course_view import output_diff, time_line
-from allranks.report.rank_course import RankCourse
+from allranks.report.page.timeline_view import output_diff, timeline_rows
+from allranks.report.rank_timeline import RankTimeline
 from allranks.report.results import PassedRanks, RankResult, TestVerdict, compact, severity
 from allranks.report.status import Status
 
@@ -34,7 +34,7 @@ _LEVEL: Final = 6
 
 
 class Packer:
-    """Packs lines of JSON one by one, and stores only the packed bytes."""
+    """Packs lines of JSON one by one."""
 
     def __init__(self) -> None:
         self._deflate = zlib.compressobj(_LEVEL)
@@ -46,24 +46,23 @@ class Packer:
         return len(self._packed)
 
     def add(self, value: object) -> None:
-        """Pack a value as one line."""
         self._packed += self._deflate.compress(dumps(value) + b"\n")
         # Without this flush the size would lag by zlib's buffer, which may be most of a small page.
         self._packed += self._deflate.flush(zlib.Z_SYNC_FLUSH)
 
     def finish(self) -> str:
-        """Everything, in base64; nothing can be added afterwards."""
+        """Return all packed lines in base64; nothing can be added afterwards."""
         self._packed += self._deflate.flush()
         return base64.b64encode(self._packed).decode()
 
 
 def pack(value: object) -> str:
-    """One value, packed by itself."""
+    """Pack a single value."""
     return base64.b64encode(zlib.compress(dumps(value), _LEVEL)).decode()
 
 
 def dumps(value: object) -> bytes:
-    """Compact JSON in ASCII, without any character that HTML or JavaScript takes for a line end."""
+    """Compact JSON in ASCII, without characters that HTML or JavaScript would treat as line ends."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True).encode()
 
 
@@ -71,21 +70,21 @@ LIST_BUDGET: Final = 640 * 1024
 """Packed bytes beyond which tests that passed or were skipped are counted but not listed."""
 
 FAILURES_BUDGET: Final = 896 * 1024
-"""Packed bytes beyond which tests that went wrong are not listed either."""
+"""Packed bytes beyond which failed tests are not listed either."""
 
 MOST_NAMES: Final = 60_000
-"""Distinct names that good tests may add: names stay in memory until the page is written."""
+"""Distinct names of tests without failures: names stay in memory until the page is written."""
 
 _BLOCK: Final = 1000
 
 
 class Index:
-    """Takes the testcases of a run, job by job."""
+    """Collects the testcases of a run, job by job."""
 
     def __init__(self) -> None:
         self._packer = Packer()
         self._names: dict[str, int] = {}
-        self.left_out: Counter[Status] = Counter()  # the tests that are not listed
+        self.left_out: Counter[Status] = Counter()  # the numbers of tests that are not listed
         self._begin(0)
 
     def has_room(self, status: Status, nodeid: str) -> bool:
@@ -99,7 +98,7 @@ class Index:
         return has_room
 
     def add(self, job: int, nodeid: str, status: Status, seconds: float, extra: Mapping[str, Any] | None) -> None:
-        """Add a testcase; the script has names for what ``extra`` has."""
+        """Add a testcase; ``extra`` has the script's one-letter fields that most testcases lack."""
         if job != self._job or len(self._letters) >= _BLOCK:
             self._flush()
             self._begin(job)
@@ -110,7 +109,7 @@ class Index:
         self._times.append(round(seconds * 1000))
 
     def name_number(self, nodeid: str) -> int | None:
-        """The script's number for a name; None for one that is not listed."""
+        """The script's number for a name; None if it is not listed."""
         return self._names.get(nodeid)
 
     def finish(self, rest: Mapping[str, Any]) -> str:
@@ -147,7 +146,7 @@ class Index:
 
 
 def _runs(numbers: list[int]) -> list[int]:
-    """``[first, count, first, count, ...]``: names mostly recur in the order of their first appearance."""
+    """Encode as ``[first, count, first, count, ...]``: names mostly recur in the order of their first appearance."""
     runs: list[int] = []
     for number in numbers:
         if runs and number == runs[-2] + runs[-1]:
@@ -161,7 +160,7 @@ DETAILS_BUDGET: Final = 512 * 1024
 """The most base64 characters of all details together."""
 
 MOST_DETAILS: Final = 5000
-"""Testcases with details: equal ones take little room, but as much time as any."""
+"""Testcases with details: equal details take little space, but as much time as any."""
 
 _CHUNK: Final = 128 * 1024
 """Characters of a chunk before packing: opening a test unpacks one chunk."""
@@ -172,8 +171,8 @@ _MOST_SHORT: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Room:
-    """The limits on one testcase's details."""
+class _Limits:
+    """The limits on the details of one testcase."""
 
     until: int  # the limits apply while earlier testcases have used fewer characters than this
     text: int  # characters of one rank's traceback
@@ -181,15 +180,15 @@ class _Room:
     groups: int  # groups of ranks, by message and output, that are shown in full
 
 
-_ROOMS: Final = (
-    _Room(until=DETAILS_BUDGET // 2, text=4000, output=2000, groups=16),
-    _Room(until=DETAILS_BUDGET * 3 // 4, text=2500, output=500, groups=3),
-    _Room(until=DETAILS_BUDGET, text=800, output=0, groups=1),
+_LIMITS: Final = (
+    _Limits(until=DETAILS_BUDGET // 2, text=4000, output=2000, groups=16),
+    _Limits(until=DETAILS_BUDGET * 3 // 4, text=2500, output=500, groups=3),
+    _Limits(until=DETAILS_BUDGET, text=800, output=0, groups=1),
 )
 
 
 class Details:
-    """Collects the details of testcases, packed."""
+    """Collects and packs the details of testcases."""
 
     def __init__(self) -> None:
         self._chunks: list[str] = []
@@ -204,23 +203,23 @@ class Details:
         self._close()
         return self._chunks
 
-    def add(self, test: TestVerdict, course: RankCourse | None = None) -> tuple[int, int] | None:
-        """Add a testcase's details; return their chunk and position in it, or None if there was no room."""
-        room = next((room for room in _ROOMS if self._used < room.until), None)
-        if room is None or self._count >= MOST_DETAILS:
+    def add(self, test: TestVerdict, timeline: RankTimeline | None = None) -> tuple[int, int] | None:
+        """Add a testcase's details; return their chunk and index in it, or None if there was no space."""
+        limits = next((limits for limits in _LIMITS if self._used < limits.until), None)
+        if limits is None or self._count >= MOST_DETAILS:
             self.left_out += 1
             return None
-        detail = _detail(test, room)
-        if room.output and test.verdict.is_bad:
-            line = time_line(course, test) if course else {}
-            detail |= _without_empty({"w": _without_empty(line), "x": output_diff(course, test)})
+        detail = _detail(test, limits)
+        if limits.output and test.verdict.is_bad:
+            rows = timeline_rows(timeline, test) if timeline else {}
+            detail |= _without_empty({"w": _without_empty(rows), "x": output_diff(timeline, test)})
         self._count += 1
-        place = (len(self._chunks), len(self._open))
+        location = (len(self._chunks), len(self._open))
         self._open.append(detail)
         self._open_size += len(dumps(detail))
         if self._open_size >= _CHUNK:
             self._close()
-        return place
+        return location
 
     def _close(self) -> None:
         if self._open:
@@ -229,55 +228,55 @@ class Details:
             self._open, self._open_size = [], 0
 
 
-def _detail(test: TestVerdict, room: _Room) -> dict[str, Any]:
-    said: dict[str, Any] = {
+def _detail(test: TestVerdict, limits: _Limits) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "m": cut(readable(test.verdict.message), _MESSAGE),
-        "t": "" if test.ranks else cut(folded(readable(test.verdict.text)), room.text),
+        "t": "" if test.ranks else cut(folded(readable(test.verdict.text)), limits.text),
         "d": [round(rank.duration * 1000) for rank in test.ranks[:_MOST_TIMES]],
-        "a": [_attempt(attempt, room) for attempt in test.earlier],
+        "a": [_attempt(attempt, limits) for attempt in test.earlier],
     }
     if not isinstance(test.ranks, PassedRanks):
-        said |= _ranks(test, room)
-    return _without_empty(said)
+        fields |= _ranks(test, limits)
+    return _without_empty(fields)
 
 
-def _ranks(test: TestVerdict, room: _Room) -> dict[str, Any]:
-    groups = sorted(_alike(test.ranks), key=lambda group: _order(group, test.verdict.leading))
-    shown, short = groups[: room.groups], groups[room.groups :]
-    told = [_group(group, room) for group in shown]
-    if room.output and test.lead and shown and test.lead in shown[0]:
-        told[0]["e"] = "\n".join(excerpt(test.lead.text, test.source[0], test.lead.message))
+def _ranks(test: TestVerdict, limits: _Limits) -> dict[str, Any]:
+    groups = sorted(_by_report(test.ranks), key=lambda group: _order(group, test.verdict.leading))
+    full, short = groups[: limits.groups], groups[limits.groups :]
+    full_groups = [_group(group, limits) for group in full]
+    if limits.output and test.primary and full and test.primary in full[0]:
+        full_groups[0]["e"] = "\n".join(excerpt(test.primary.text, test.source[0], test.primary.message))
     return {
-        "r": told,
+        "r": full_groups,
         "o": [_without_empty(_head(group)) for group in short[:_MOST_SHORT]],
     }
 
 
-def _alike(ranks: Sequence[RankResult]) -> Iterator[list[RankResult]]:
-    """The ranks that are bad or have output, grouped by their reports."""
+def _by_report(ranks: Sequence[RankResult]) -> Iterator[list[RankResult]]:
+    """The ranks that failed or have output, grouped by equal reports."""
     groups: dict[tuple[str, ...], list[RankResult]] = {}
     for rank in ranks:
-        said = (rank.message, rank.text, rank.stdout, rank.stderr)
-        if any(said) or rank.outcome.is_bad:
-            groups.setdefault((rank.outcome.value, *said), []).append(rank)
+        report = (rank.message, rank.text, rank.stdout, rank.stderr)
+        if any(report) or rank.outcome.is_bad:
+            groups.setdefault((rank.outcome.value, *report), []).append(rank)
     yield from groups.values()
 
 
 def _order(group: Sequence[RankResult], leading: int | None) -> tuple[bool, int, int]:
-    """The leading rank first, then the worst."""
+    """The primary failure first, then the worst outcome."""
     return all(rank.rank != leading for rank in group), -severity(group[0].outcome), group[0].rank
 
 
-def _group(ranks: Sequence[RankResult], room: _Room) -> dict[str, Any]:
+def _group(ranks: Sequence[RankResult], limits: _Limits) -> dict[str, Any]:
     rank = ranks[0]
-    texts = {"t": (rank.text, room.text), "so": (rank.stdout, room.output), "se": (rank.stderr, room.output)}
-    said = {key: readable(text).strip("\n") for key, (text, _) in texts.items()}
-    said["t"] = folded(said["t"])
-    was_cut = any(len(said[key]) > limit for key, (_, limit) in texts.items())
+    sources = {"t": (rank.text, limits.text), "so": (rank.stdout, limits.output), "se": (rank.stderr, limits.output)}
+    texts = {key: readable(text).strip("\n") for key, (text, _) in sources.items()}
+    texts["t"] = folded(texts["t"])
+    was_cut = any(len(texts[key]) > limit for key, (_, limit) in sources.items())
     return _without_empty(
         {
             **_head(ranks),
-            **{key: cut(said[key], limit) if limit else "" for key, (_, limit) in texts.items()},
+            **{key: cut(texts[key], limit) if limit else "" for key, (_, limit) in sources.items()},
             "c": was_cut,
         }
     )
@@ -299,37 +298,37 @@ def compact_numbers(ranks: Sequence[RankResult]) -> str:
     return numbers(rank.rank for rank in ranks).replace(" ", "")
 
 
-def _attempt(attempt: TestVerdict, room: _Room) -> dict[str, Any]:
+def _attempt(attempt: TestVerdict, limits: _Limits) -> dict[str, Any]:
     return _without_empty(
         {
             "n": attempt.number,
             "k": attempt.verdict.kind.value,
             "m": cut(readable(attempt.verdict.message), _MESSAGE),
-            "t": cut(folded(readable(attempt.verdict.text)), room.text),
+            "t": cut(folded(readable(attempt.verdict.text)), limits.text),
             "s": compact(attempt.ranks),
         }
     )
 
 
-def _without_empty(said: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in said.items() if value not in ("", None, [], {}, False)}
+def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if value not in ("", None, [], {}, False)}
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_@=+-][A-Za-z0-9_.@=+-]{0,200}")
-"""The folder names that may become part of a link: no separator, no scheme, not ``..``."""
+"""Folder names that may be part of a link: no separator, no scheme, not ``..``."""
 
 _OF_RANK: Final = re.compile(r"rank-(\d{1,6})\.(xml|log|stacks\.txt)", re.ASCII)
 
 
-def folder_to_link(facts: JobSummary) -> str:
+def folder_to_link(job: JobSummary) -> str:
     """The folder of a job's files; empty unless it is certainly a relative path below the page's folder."""
-    return facts.folder if all(map(_PLAIN.fullmatch, facts.folder.split("/"))) else ""
+    return job.folder if all(map(_PLAIN.fullmatch, job.folder.split("/"))) else ""
 
 
 def files_of_ranks(root: Path, folder: str) -> Mapping[str, str]:
-    """For each kind of rank file in a folder below ``root``, the ranks that have one: ``{"xml": "0-63"}``."""
+    """The ranks that have a file in a folder below ``root``, by kind of file: ``{"xml": "0-63"}``."""
     try:
-        names = os.listdir(root / folder) if folder else []  # noqa: PTH208 - only the names of 200 files are needed
+        names = os.listdir(root / folder) if folder else []  # noqa: PTH208 - 200 names, not 200 paths
     except OSError:
         return {}
     found: dict[str, list[int]] = {}

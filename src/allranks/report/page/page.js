@@ -1,14 +1,14 @@
 "use strict";
-// What the report does in the browser. Text from tests reaches the page as text alone: every element is made by el(),
-// which knows no markup, and links are built of a section's name, a test's key, or a rank file's checked parts.
+// The script of the page. Text from tests never becomes markup: every element is made by el(), and links are built from
+// a section's name, a test's key, or the checked parts of a rank file's path.
 (() => {
   const GLYPHS = { F: "✕", E: "!", f: "↻", S: "–", K: "≈", P: "✓" };
   const OUTCOMES = {
     passed: "✓", failed: "F", errored: "E", crashed: "C", timed_out: "T", aborted: "A", missing: "?",
     skipped: "S", xfailed: "x", xpassed: "X",
   };
-  const OWN = new Set(["failed", "errored", "crashed", "timed_out", "missing"]);  // a rank went wrong by itself: which one counts
-  const DIED = new Set(["crashed", "timed_out", "missing"]);  // the end of what such a rank printed tells most
+  const OWN = new Set(["failed", "errored", "crashed", "timed_out", "missing"]);  // outcomes of ranks that failed on their own
+  const DIED = new Set(["crashed", "timed_out", "missing"]);  // the end of such a rank's output is most useful
   const WHOLE_LINES = 14;
   const GROUPS_AT_ONCE = 25;
   const ROWS_AROUND = 8;
@@ -25,12 +25,12 @@
   let active = 0;
   let cameFrom = null;
 
-  // An axis or a suite may have any name, also one that every object knows.
+  // An axis or a suite may have any name, including that of a property that every object inherits.
   const own = (object, name) => (Object.hasOwn(object, name) ? object[name] : undefined);
 
   // Elements
 
-  // Line ends and marks of direction that no line break or isolation contains: they would turn the text around them.
+  // Line separators and bidirectional marks whose effect an element does not contain.
   const UNRULY = /[\u2028-\u202e\u2066-\u2069]/g;
   const escaped = (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`;
   const visible = (text) => text.replace(UNRULY, escaped);
@@ -43,8 +43,8 @@
       else if (name === "class") element.className = value;
       else element.setAttribute(name, value === true ? "" : value);
     }
-    const told = children.flat().filter((child) => child !== null && child !== undefined && child !== "");
-    element.append(...told.map((child) => (typeof child === "string" ? visible(child) : child)));
+    const present = children.flat().filter((child) => child !== null && child !== undefined && child !== "");
+    element.append(...present.map((child) => (typeof child === "string" ? visible(child) : child)));
     return element;
   }
 
@@ -86,11 +86,11 @@
     for (let r = 0; r < block.n.length; r += 2) {
       for (let number = block.n[r]; number < block.n[r] + block.n[r + 1]; number++, n++) {
         const x = block.x[n] || {};
-        if (x.g !== undefined) x.g = run.places[x.g];
+        if (x.g !== undefined) x.g = run.order[x.g];
         const row = { at: rows.length, job: run.jobs[block.j], number, name: names[number], v: block.v[n], ms: block.t[n], x };
         const identity = block.j * 1e7 + number;
-        row.again = (counted.get(identity) || 0) + 1;
-        counted.set(identity, row.again);
+        row.occurrence = (counted.get(identity) || 0) + 1;
+        counted.set(identity, row.occurrence);
         rows.push(row);
       }
     }
@@ -99,19 +99,19 @@
   const chunks = new Map();
   async function detailOf(row) {
     if (!row.x.d) return {};
-    const [chunk, place] = row.x.d;
+    const [chunk, index] = row.x.d;
     if (!chunks.has(chunk)) chunks.set(chunk, unpack(`chunk-${chunk}`).then(JSON.parse));
-    return (await chunks.get(chunk))[place];
+    return (await chunks.get(chunk))[index];
   }
 
-  const keyOf = (row) => `${row.job.cell}/${row.job.suite}/${row.name}${row.again > 1 ? `~${row.again}` : ""}`;
-  const rowOf = (key) => rows.find((row) => key.endsWith(row.again > 1 ? `~${row.again}` : row.name) && keyOf(row) === key);
+  const keyOf = (row) => `${row.job.cell}/${row.job.suite}/${row.name}${row.occurrence > 1 ? `~${row.occurrence}` : ""}`;
+  const rowOf = (key) => rows.find((row) => key.endsWith(row.occurrence > 1 ? `~${row.occurrence}` : row.name) && keyOf(row) === key);
   const messageOf = (row) => row.x.m ?? "";
   const reasonOf = (row) => (row.x.s === undefined ? "" : run.reasons[row.x.s][0]);
   const isBad = (row) => row.v === "F" || row.v === "E";
-  const looksAs = (row) => (row.x.f ? "f" : row.v);
-  const placeOf = (letter) => run.statuses.findIndex(([each]) => each === letter);  // the worst status first
-  const wordOf = (letter) => run.statuses[placeOf(letter)][1];
+  const statusOf = (row) => (row.x.f ? "f" : row.v);
+  const orderOf = (letter) => run.statuses.findIndex(([status]) => status === letter);  // the worst status first
+  const wordOf = (letter) => run.statuses[orderOf(letter)][1];
 
   function runsOf(strip) {
     const runs = [];
@@ -123,10 +123,10 @@
       }
     }
     runs.sort((left, right) => left.from - right.from);
-    return runs.reduce((joined, each) => {
+    return runs.reduce((joined, run) => {
       const last = joined[joined.length - 1];
-      if (last && last.outcome === each.outcome && last.to + 1 === each.from) last.to = each.to;
-      else joined.push({ ...each });
+      if (last && last.outcome === run.outcome && last.to + 1 === run.from) last.to = run.to;
+      else joined.push({ ...run });
       return joined;
     }, []);
   }
@@ -137,14 +137,14 @@
   // State and address
 
   function address(changes = {}) {
-    const said = { ...state, ...changes };
+    const next = { ...state, ...changes };
     const parameters = new URLSearchParams();
-    if (said.q) parameters.set("q", said.q);
-    if (said.v.size) parameters.set("v", [...said.v].join(""));
-    for (const name of ["cell", "suite", "reason", "group"]) if (said[name] !== "") parameters.set(name, said[name]);
-    for (const [axis, value] of said.axes) parameters.set(`axis.${axis}`, value);
-    if (said.sort !== "bad") parameters.set("sort", said.sort);
-    if (said.t) parameters.set("t", said.t);
+    if (next.q) parameters.set("q", next.q);
+    if (next.v.size) parameters.set("v", [...next.v].join(""));
+    for (const name of ["cell", "suite", "reason", "group"]) if (next[name] !== "") parameters.set(name, next[name]);
+    for (const [axis, value] of next.axes) parameters.set(`axis.${axis}`, value);
+    if (next.sort !== "bad") parameters.set("sort", next.sort);
+    if (next.t) parameters.set("t", next.t);
     return `#${parameters}`;
   }
 
@@ -171,7 +171,7 @@
   const fits = () => matchMedia("(min-width: 1200px)").matches;
 
   function only(changes) {
-    const t = fits() ? state.t : "";  // on a narrow screen the test that is open would hide what is asked for
+    const t = fits() ? state.t : "";  // on a narrow screen, the open test would hide the list
     const closes = t !== state.t;
     filter({ ...none(), sort: state.sort, t, ...changes }, { jump: true });
     if (closes) showDetail();
@@ -188,16 +188,16 @@
       (!state.v.size || state.v.has(row.v) || (row.x.f && state.v.has("f"))) &&
       (state.group === "" || row.x.g === Number(state.group)) &&
       (!state.reason || reasonOf(row) === state.reason) &&
-      (!words.length || saysAll(row, words));
+      (!words.length || hasAll(row, words));
   }
 
-  function saysAll(row, words) {
-    row.said ??= `${row.name}\n${row.job.cell}\n${row.job.suite}\n${messageOf(row)}\n${reasonOf(row)}`.toLowerCase();
-    return words.every((word) => row.said.includes(word));
+  function hasAll(row, words) {
+    row.text ??= `${row.name}\n${row.job.cell}\n${row.job.suite}\n${messageOf(row)}\n${reasonOf(row)}`.toLowerCase();
+    return words.every((word) => row.text.includes(word));
   }
 
   const SORTS = {
-    bad: (left, right) => placeOf(looksAs(left)) - placeOf(looksAs(right)) || left.at - right.at,
+    bad: (left, right) => orderOf(statusOf(left)) - orderOf(statusOf(right)) || left.at - right.at,
     slow: (left, right) => right.ms - left.ms || left.at - right.at,
     name: (left, right) => (left.name < right.name ? -1 : left.name > right.name ? 1 : left.at - right.at),
     run: (left, right) => left.at - right.at,
@@ -230,7 +230,7 @@
 
   function strip(row, most = 10) {
     let runs = apart(stripOf(row), row.x.l);
-    const words = runs.map((each) => `${span(each)} ${each.outcome}${each.leads ? " (leads)" : ""}`).join(", ");
+    const words = runs.map((each) => `${span(each)} ${each.outcome}${each.leads ? " (primary failure)" : ""}`).join(", ");
     if (runs.length > most) runs = [...runs.filter((each) => each.leads), ...byOutcome(runs.filter((each) => !each.leads))];
     const number = (each) => (count(each) > 1 ? `×${count(each)}` : "");
     const which = (each) => (OWN.has(each.outcome) && each.count === undefined ? span(each) : number(each));
@@ -242,7 +242,7 @@
   const chip = (outcome, leads, text) => el("i", { class: look(outcome, leads), "aria-hidden": "true" },
     OUTCOMES[outcome] || "?", text ? el("small", {}, text) : null);
 
-  // The leading rank stands alone.
+  // Splits the rank with the primary failure from its neighbors.
   function apart(runs, lead) {
     return runs.flatMap((each) => (lead === undefined || lead < each.from || lead > each.to ? [each] : [
       { ...each, to: lead - 1 }, { ...each, from: lead, to: lead, leads: true }, { ...each, from: lead + 1 },
@@ -272,8 +272,8 @@
     if (number === undefined || number === null) return null;
     const { p, f, n, a } = run.blames[number];
     return el("p", { class: "blame" }, el("b", {}, "Fails exactly where "), code(p),
-      `: in ${f} of ${f} such cells, and passes in ${n} of ${n} others.`,
-      a.length ? [" These cells cannot separate it from ", ...a.flatMap((text, at) => [at ? ", " : "", code(text)]), "."] : null);
+      `: it fails in all ${f} of these cells, and passes in all ${n} others.`,
+      a.length ? [" The same cells have ", ...a.flatMap((text, at) => [at ? ", " : "", code(text)]), "."] : null);
   }
 
   // Head, matrix, failures
@@ -308,7 +308,7 @@
   }
 
   const TILES = {
-    bad: ["✕", "went wrong, of all tests; darker above 5 % and above half of them"], flaky: ["↻", "flaky, of all tests"],
+    bad: ["✕", "failed, of all tests; darker above 5 % and above 50 %"], flaky: ["↻", "flaky, of all tests"],
     good: ["✓", "passed, and the time of the job"], idle: ["–", "skipped, and the time of the job"],
   };
 
@@ -318,10 +318,10 @@
     const seconds = jobs.reduce((sum, job) => sum + job.time, 0);
     const [kind, number] = bad ? ["bad", bad] : flaky ? ["flaky", flaky] : passed ? ["good", passed] : ["idle", skipped];
     const shade = bad * 20 > tests ? ` l${bad * 2 > tests ? 3 : 2}` : "";
-    const told = bad || flaky ? `of ${tests.toLocaleString("en")}` : time(seconds * 1000);
+    const detail = bad || flaky ? `of ${tests.toLocaleString("en")}` : time(seconds * 1000);
     const words = `${cell}, ${suite}: ${tests} tests, ${passed} passed, ${failed} failed, ${errors} errors, ${skipped} skipped, ${time(seconds * 1000)}`;
-    return button([el("span", { "aria-hidden": "true" }, TILES[kind][0]), ` ${number.toLocaleString("en")} `, el("small", {}, told)],
-      () => only({ cell, suite }), { class: `tile t-${kind}${shade}`, title: words, "aria-label": `${number.toLocaleString("en")} ${told}: ${words}` });
+    return button([el("span", { "aria-hidden": "true" }, TILES[kind][0]), ` ${number.toLocaleString("en")} `, el("small", {}, detail)],
+      () => only({ cell, suite }), { class: `tile t-${kind}${shade}`, title: words, "aria-label": `${number.toLocaleString("en")} ${detail}: ${words}` });
   }
 
   const isOfJob = (row) => !row.x.r && row.name.startsWith("allranks::");
@@ -336,11 +336,11 @@
     fill(byId("failures-title"), "Failures ", el("small", {}, members.length < failed
       ? `${plural(failed, "test")}, ${plural(members.length, "different message")}` : plural(failed, "test")));
     const more = button("", () => showMore(), { class: "more" });
-    const left = [...members.keys()];
+    const hidden = [...members.keys()];
     const showMore = () => {
-      more.before(...left.splice(0, GROUPS_AT_ONCE).map((at) => groupCard(run.groups[at], at, members[at])));
-      more.textContent = `Show ${Math.min(left.length, GROUPS_AT_ONCE)} of ${left.length} more`;
-      more.hidden = !left.length;
+      more.before(...hidden.splice(0, GROUPS_AT_ONCE).map((at) => groupCard(run.groups[at], at, members[at])));
+      more.textContent = `Show ${Math.min(hidden.length, GROUPS_AT_ONCE)} of ${hidden.length} more`;
+      more.hidden = !hidden.length;
     };
     fill(body, more);
     showMore();
@@ -359,14 +359,14 @@
       el("span", { class: "key" }, el("b", {}, "×3"), " three ranks"));
   }
 
-  // The first group is open: where it went wrong, who waited for whom, and the end of what a rank printed that died.
+  // The first group is open: where it failed, which rank waited for which, and the end of the output of a rank that died.
   async function leadWith(card, row) {
     const detail = await detailOf(row);
     const [lead] = detail.r || [];
     const text = lead ? lead.e || firstLines(lead.t) : firstLines(detail.t);
     const end = lead && DIED.has(lead.o) ? [lead.so, lead.se].filter(Boolean).join("\n").split("\n").slice(-8).join("\n") : "";
     card.append(...waitsOf(detail), ...(text && !messageOf(row).includes(text.trim()) ? [el("pre", {}, text)] : []),
-      ...(end ? [el("p", { class: "extent" }, `The end of what ${whoseRanks(lead.n)} printed:`), el("pre", { class: "end" }, end)] : []));
+      ...(end ? [el("p", { class: "extent" }, `The end of the output of ${whoseRanks(lead.n)}:`), el("pre", { class: "end" }, end)] : []));
     settle(card);
   }
 
@@ -411,7 +411,7 @@
       ...axisChoices(),
       choice("reason", "skip reason", run.reasons.map(([text]) => text), state.reason, (reason) => filter({ reason }), 1),
       el("select", { id: "sort", "aria-label": "Order", onchange: (event) => filter({ sort: event.target.value }) },
-        [["bad", "failures first"], ["slow", "slowest first"], ["name", "by name"], ["run", "as they ran"]].map(([value, text]) =>
+        [["bad", "failures first"], ["slow", "slowest first"], ["name", "by name"], ["run", "in run order"]].map(([value, text]) =>
           el("option", { value, selected: value === state.sort }, text))),
     ]);
     showChips();
@@ -469,7 +469,7 @@
     const made = [];
     for (let at = first; at < last; at++) made.push(listRow(at, height));
     list.setAttribute("aria-rowcount", String(shown.length));
-    fill(space, made.length ? made : el("p", { class: "none", role: "row" }, el("span", { role: "gridcell" }, "No test matches.")));
+    fill(space, made.length ? made : el("p", { class: "none", role: "row" }, el("span", { role: "gridcell" }, "No tests match.")));
     const current = byId(`row-${active}`);
     if (current) list.setAttribute("aria-activedescendant", current.id);
     else list.removeAttribute("aria-activedescendant");
@@ -480,7 +480,7 @@
     const says = messageOf(row) || reasonOf(row);
     const element = el("div", {
       id: `row-${at}`, role: "row", class: `row${isBad(row) ? " bad" : ""}`, "aria-selected": String(at === active), "aria-rowindex": String(at + 1),
-    }, [glyph(looksAs(row)), link(row, named(row.name), says && el("bdi", { class: "says" }, says)), place(row), strip(row, 6),
+    }, [glyph(statusOf(row)), link(row, named(row.name), says && el("bdi", { class: "says" }, says)), place(row), strip(row, 6),
       el("span", { class: "time" }, isOfJob(row) ? "" : time(row.ms))].map((part) => el("span", { class: "cell", role: "gridcell" }, part)));
     element.querySelector("a").tabIndex = -1;
     element.style.transform = `translateY(${at * height}px)`;
@@ -511,9 +511,9 @@
     const longest = run.slowest.length ? run.slowest[0][0] : 0;
     const items = run.slowest.map(([ms, job, name, letter]) => {
       const row = rows.find((each) => each.name === name && each.job === run.jobs[job]);
-      const told = [named(name), el("bdi", { class: "place" }, `${run.jobs[job].cell} / ${run.jobs[job].suite}`)];
-      return el("li", {}, bar(ms / longest), el("span", { class: "time" }, time(ms)), glyph(row ? looksAs(row) : letter),
-        row ? link(row, ...told) : el("span", { class: "a" }, ...told));
+      const label = [named(name), el("bdi", { class: "place" }, `${run.jobs[job].cell} / ${run.jobs[job].suite}`)];
+      return el("li", {}, bar(ms / longest), el("span", { class: "time" }, time(ms)), glyph(row ? statusOf(row) : letter),
+        row ? link(row, ...label) : el("span", { class: "a" }, ...label));
     });
     const list = el("ol", { class: "plain bars" }, items.slice(0, 10));
     fill(byId("slowest-body"), items.length ? list : el("p", { class: "none" }, "No test took any time."),
@@ -577,7 +577,7 @@
 
   function absent(key) {
     return [closeButton(), el("h2", { id: "detail-title", tabindex: "-1" }, "This test is not listed here"),
-      el("p", {}, el("bdi", {}, key)), el("p", {}, "It is not in this run, or the run is too large for this page to list all of its tests: junit.xml has them.")];
+      el("p", {}, el("bdi", {}, key)), el("p", {}, "It is not in this run, or this run has more tests than the page lists; junit.xml has all of them.")];
   }
 
   function testDetail(row, detail) {
@@ -587,7 +587,7 @@
         isOfJob(row) ? null : el("span", { class: "time" }, time(row.ms)), row.x.c === undefined ? null : el("span", { class: "time" }, `exit code ${row.x.c}`)),
       el("h2", { id: "detail-title", tabindex: "-1" }, named(row.name)),
       el("p", { class: "place" }, button(row.job.cell, () => only({ cell: row.job.cell }), { class: "quiet" }), " / ",
-        button(row.job.suite, () => only({ suite: row.job.base }), { class: "quiet" }), ...surroundings(row.job)),
+        button(row.job.suite, () => only({ suite: row.job.base }), { class: "quiet" }), ...environment(row.job)),
       says(row, detail),
       blamed(blameOf(row)),
       ...waitsOf(detail),
@@ -598,17 +598,17 @@
       ...(detail.r || []).slice(1).map((group) => rankSection(row, group, false, "")),
       shortSections(detail.o),
       detail.t ? el("pre", {}, detail.t) : null,
-      isBad(row) && !row.x.d ? el("p", { class: "hint" }, "The page has no room for the texts of this test: they are in junit.xml and in the ranks' own files.") : null,
+      isBad(row) && !row.x.d ? el("p", { class: "hint" }, "The page has no space for the texts of this test; junit.xml and the files of the ranks have them.") : null,
       ...attempts(detail.a),
       ...reproduce(row),
-      ...elsewhere(row),
+      ...inOtherCells(row),
       ...jobFiles(row),
     ];
   }
 
-  function surroundings(job) {
-    const said = [job.engine && `engine ${job.engine}`, job.image && `image ${job.image}`, job.attempt > 1 && `attempt ${job.attempt}`].filter(Boolean);
-    return said.length ? [el("br"), el("small", {}, said.join(" · "))] : [];
+  function environment(job) {
+    const facts = [job.engine && `engine ${job.engine}`, job.image && `image ${job.image}`, job.attempt > 1 && `attempt ${job.attempt}`].filter(Boolean);
+    return facts.length ? [el("br"), el("small", {}, facts.join(" · "))] : [];
   }
 
   const textOf = (row, detail) => detail.m || messageOf(row) || reasonOf(row);
@@ -635,7 +635,7 @@
   function square(row, detail, each) {
     const ms = each.from === each.to && detail.d ? detail.d[stripOf(row).filter((one) => one.from <= each.from)
       .reduce((sum, one) => sum + Math.min(one.to, each.from) - one.from + 1, 0) - 1] : undefined;
-    const leads = each.leads ? ", leads" : "";
+    const leads = each.leads ? ", primary failure" : "";
     const words = `rank ${span(each)}: ${each.outcome.replaceAll("_", " ")}${leads}${ms === undefined ? "" : `, ${time(ms)}`}`;
     return button([el("b", {}, OUTCOMES[each.outcome] || "?"), el("small", {}, span(each)), el("span", { class: "unseen" }, ` ${words}`)],
       () => goToRank(each.from), { class: look(each.outcome, leads), title: words });
@@ -651,34 +651,34 @@
 
   const whoseRanks = (ranks) => (/[,-]/.test(ranks) ? `ranks ${ranks.replaceAll(",", ", ")}` : `rank ${ranks}`);
 
-  // What scrolls can be scrolled by keys, and the end of an output is in sight.
+  // Makes scrollable elements reachable by keyboard, and scrolls outputs to their end.
   function settle(element) {
     for (const each of element.querySelectorAll("pre, .says")) if (each.scrollHeight > each.clientHeight) each.tabIndex = 0;
     for (const each of element.querySelectorAll("pre.end")) each.scrollTop = each.scrollHeight;
   }
 
-  // Time line
+  // Timeline
 
   const waitsOf = (detail) => (detail.w?.s || []).map((text) => el("p", { class: "waits" }, el("bdi", {}, text)));
 
-  const PHASES = { setup: "set-up", call: "call", teardown: "tear-down", rest: "not reported", waits: "others have not come" };
+  const PHASES = { setup: "set-up", call: "call", teardown: "tear-down", rest: "not reported", waits: "waiting for other ranks" };
 
-  function timeLine(told, lead) {
-    if (!told?.r) return [];
-    const words = `${told.r.length} ranks over ${time(told.e)}: the table below has all times`;
-    const lanes = told.r.map((lane) => el("div", { class: "lane" }, el("span", { class: "who" }, `rank ${lane[0]} `,
-      chip(lane[1], lane[0] === lead)), el("span", { class: "track" }, marks(lane, told))));
+  function timeLine(data, lead) {
+    if (!data?.r) return [];
+    const words = `${data.r.length} ranks over ${time(data.e)}; the table below has all times`;
+    const lanes = data.r.map((lane) => el("div", { class: "lane" }, el("span", { class: "who" }, `rank ${lane[0]} `,
+      chip(lane[1], lane[0] === lead)), el("span", { class: "track" }, marks(lane, data))));
     const keys = ["setup", "call", "teardown", "rest", "waits"].map((kind) => el("span", { class: "key" }, el("i", { class: `ph ph-${kind}` }), ` ${PHASES[kind]}`));
-    return [el("h3", {}, "Time line ", el("small", {}, `${time(told.e)} from its start${told.n ? `; ${plural(told.n, "more rank")} not shown` : ""}`)),
+    return [el("h3", {}, "Timeline ", el("small", {}, `${time(data.e)} from its start${data.n ? `; ${plural(data.n, "more rank")} not shown` : ""}`)),
       el("div", { class: "lanes", role: "img", "aria-label": words }, lanes),
-      el("p", { class: "keys" }, keys, told.c ? el("span", { class: "key" }, el("i", { class: "tick" }), " a collective") : null),
-      el("details", { class: "output" }, el("summary", {}, "As a table"), timeTable(told))];
+      el("p", { class: "keys" }, keys, data.c ? el("span", { class: "key" }, el("i", { class: "tick" }), " a collective") : null),
+      el("details", { class: "output" }, el("summary", {}, "As a table"), timeTable(data))];
   }
 
-  function marks([rank, outcome, end, phases, waits], told) {
+  function marks([rank, outcome, end, phases, waits], data) {
     const place = (element, from, to) => {
-      element.style.left = `${Math.min(100, (100 * from) / Math.max(told.e, 1))}%`;
-      if (to !== undefined) element.style.width = `${Math.max(0, Math.min(100, (100 * (to - from)) / Math.max(told.e, 1)))}%`;
+      element.style.left = `${Math.min(100, (100 * from) / Math.max(data.e, 1))}%`;
+      if (to !== undefined) element.style.width = `${Math.max(0, Math.min(100, (100 * (to - from)) / Math.max(data.e, 1)))}%`;
       return element;
     };
     const span = (kind, words, from, to) => place(el("i", { class: `ph ph-${own(PHASES, kind) ? kind : "call"}`, title: `${words}: ${time(from)} to ${time(to)}` }), from, to);
@@ -686,46 +686,47 @@
     const spans = phases.map(([when, result, ms]) => span(when, `${own(PHASES, when) || when} ${result}`, from, from += ms));
     if (!phases.length && outcome === "passed") spans.push(span("call", "all phases passed", 0, end));
     else if (from < end) spans.push(span("rest", `not reported until it ${OWN.has(outcome) ? "ended" : "was stopped"}`, from, end));
-    const calls = (told.c || []).flatMap(([name, entered]) => entered.filter(([one]) => one === rank)
+    const calls = (data.c || []).flatMap(([name, entered]) => entered.filter(([one]) => one === rank)
       .map(([, ms]) => place(el("i", { class: "tick", title: `${name}: ${time(ms)}` }), ms)));
-    return [...spans, ...waits.map(([start, until, name]) => span("waits", `in ${name}, others have not come`, start, until)), ...calls];
+    return [...spans, ...waits.map(([start, until, name]) => span("waits", `in ${name}, waiting for other ranks`, start, until)), ...calls];
   }
 
-  function timeTable(told) {
-    const calls = told.c || [];
+  function timeTable(data) {
+    const calls = data.c || [];
     const head = ["rank", "phases", "end", ...calls.map(([name]) => name)].map((text) => el("th", { scope: "col" }, el("bdi", {}, text)));
-    const body = told.r.map(([rank, , end, phases]) => el("tr", {}, el("th", { scope: "row" }, String(rank)),
+    const body = data.r.map(([rank, , end, phases]) => el("tr", {}, el("th", { scope: "row" }, String(rank)),
       el("td", {}, phases.map(([when, , ms]) => `${own(PHASES, when) || when} ${time(ms)}`).join(", ") || "–"), el("td", {}, time(end)),
       calls.map(([, entered]) => el("td", {}, entered.filter(([one]) => one === rank).map(([, ms]) => time(ms))[0] || "–"))));
     return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Times of the ranks" },
       el("table", { class: "times" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
   }
 
-  function outputDiff(row, told) {
-    if (!told) return [];
-    const other = `rank ${told.o} (${told.w.replaceAll("_", " ")})`;
-    if (!told.t) return [el("p", { class: "hint" }, `Rank ${row.x.l} printed the same as ${other}, but for addresses, numbers of ranks and times of day.`)];
+  function outputDiff(row, data) {
+    if (!data) return [];
+    const other = `rank ${data.o} (${data.w.replaceAll("_", " ")})`;
+    if (!data.t) return [el("p", { class: "hint" }, `Rank ${row.x.l} printed the same as ${other}, apart from addresses, rank numbers and times of day.`)];
     const kinds = { "-": "del", "+": "ins", "@": "small" };
-    return [el("h3", {}, "Printed differently ", el("small", {}, `− ${other}, + rank ${row.x.l}`)),
-      el("pre", { class: "diff" }, told.t.map((line) => el(kinds[line[0]] || "span", {}, line)))];
+    return [el("h3", {}, "Differences in output ", el("small", {}, `− ${other}, + rank ${row.x.l}`)),
+      el("pre", { class: "diff" }, data.t.map((line) => el(kinds[line[0]] || "span", {}, line)))];
   }
 
-  // What a rank said, without what the page has already said.
-  function rankSection(row, group, isFirst, told) {
+  // The report of a rank, without texts that the page already shows.
+  function rankSection(row, group, isFirst, shownText) {
     const leads = row.x.l !== undefined && has(group.n, row.x.l);
-    const notes = [leads && (/[,-]/.test(group.n) ? `rank ${row.x.l} leads` : "leads"), group.ph && group.ph !== "call" && `in ${group.ph}`,
+    const primary = /[,-]/.test(group.n) ? `rank ${row.x.l} has the primary failure` : "primary failure";
+    const notes = [leads && primary, group.ph && group.ph !== "call" && `in ${group.ph}`,
       group.by !== undefined && `because of rank ${group.by}`].filter(Boolean);
-    const isNew = (text) => Boolean(text) && !told.includes(text.trim());
+    const isNew = (text) => Boolean(text) && !shownText.includes(text.trim());
     return el("details", { class: "ranks", "data-ranks": group.n, open: isFirst || undefined },
       el("summary", {}, chip(group.o, leads), el("b", {}, whoseRanks(group.n)),
         ` ${group.o.replaceAll("_", " ")}`, notes.length ? el("small", {}, notes.join(", ")) : null,
         !isFirst && group.m ? el("bdi", { class: "first" }, group.m) : null),
       isNew(group.m) && group.m.trim() !== (group.t || "").trim() ? el("p", { class: "said" }, el("bdi", {}, group.m)) : null,
       DIED.has(group.o) ? printed(row, group) : null, isNew(group.t) ? texts(group) : null, DIED.has(group.o) ? null : printed(row, group),
-      group.c ? el("p", { class: "hint" }, "Cut here. All of it: ", files(row.job, group.n, "the rank's own file, in the run's folder")) : null);
+      group.c ? el("p", { class: "hint" }, "This was cut. The complete text: ", files(row.job, group.n, "the rank's file in the run's folder")) : null);
   }
 
-  // The frames of the user's own code, then all of it.
+  // The frames of the user's own code, then all frames.
   function texts(group) {
     if (!group.e || group.t.split("\n").length <= WHOLE_LINES) return el("pre", {}, group.t);
     return [el("pre", {}, group.e), el("details", { class: "output" }, el("summary", {}, "All frames"), el("pre", {}, group.t))];
@@ -733,9 +734,9 @@
 
   function printed(row, group) {
     const died = DIED.has(group.o);
-    const told = [["stdout", group.so], ["stderr", group.se]].filter(([, text]) => text).map(([what, text]) => el("details",
+    const outputs = [["stdout", group.so], ["stderr", group.se]].filter(([, text]) => text).map(([what, text]) => el("details",
       { class: "output", open: true }, el("summary", {}, died ? `the end of its ${what}` : what), el("pre", { class: died && "end" }, text)));
-    return told.length || !died || group.c ? told : el("p", { class: "hint" }, "It printed nothing in this test. ", files(row.job, group.n, ""));
+    return outputs.length || !died || group.c ? outputs : el("p", { class: "hint" }, "It printed nothing in this test. ", files(row.job, group.n, ""));
   }
 
   function shortSections(others) {
@@ -764,15 +765,15 @@
 
   function commandOf(row) {
     const name = row.name.startsWith("-") ? `./${row.name}` : row.name;
-    return row.job.again[isOfJob(row) ? 0 : 1].map((word) => quoted(word === "{}" ? name : word)).join(" ");
+    return row.job.rerun[isOfJob(row) ? 0 : 1].map((word) => quoted(word === "{}" ? name : word)).join(" ");
   }
 
   function reproduce(row) {
     const copyLink = copier("Copy link to this test", () => location.href.split("#")[0] + address({ ...none(), t: keyOf(row) }));
-    if (!row.job.again[0].length) return [el("p", {}, copyLink)];
+    if (!row.job.rerun[0].length) return [el("p", {}, copyLink)];
     const command = code(commandOf(row));
     command.id = "command";
-    return [el("h3", {}, "Run it again"), el("div", { class: "command" }, command, copier("Copy", () => commandOf(row), command)), el("p", {}, copyLink)];
+    return [el("h3", {}, "Rerun"), el("div", { class: "command" }, command, copier("Copy", () => commandOf(row), command)), el("p", {}, copyLink)];
   }
 
   function copier(text, what, selected) {
@@ -788,11 +789,11 @@
     }, { class: "copy" });
   }
 
-  function elsewhere(row) {
+  function inOtherCells(row) {
     const others = rows.filter((each) => each.number === row.number && each.job.base === row.job.base);
     if (others.length < 2) return [];
     return [el("h3", {}, `In ${others.length} cells`), el("ul", { class: "plain elsewhere" }, others.map((each) => el("li", {},
-      glyph(looksAs(each)), each === row ? el("b", { class: "a" }, each.job.cell) : link(each, each.job.cell))))];
+      glyph(statusOf(each)), each === row ? el("b", { class: "a" }, each.job.cell) : link(each, each.job.cell))))];
   }
 
   function jobFiles(row) {
@@ -802,9 +803,9 @@
   }
 
   function files(job, ranks, otherwise) {
-    const wanted = [...new Set(runsOf(`${ranks}:x`).flatMap((each) => Array.from({ length: Math.min(count(each), 64) }, (_, n) => each.from + n)))]
+    const shownRanks = [...new Set(runsOf(`${ranks}:x`).flatMap((each) => Array.from({ length: Math.min(count(each), 64) }, (_, n) => each.from + n)))]
       .sort((left, right) => left - right).slice(0, 64);
-    const links = wanted.flatMap((rank) => Object.keys(FILES).filter((kind) => job.files[kind] && has(job.files[kind], rank))
+    const links = shownRanks.flatMap((rank) => Object.keys(FILES).filter((kind) => job.files[kind] && has(job.files[kind], rank))
       .map((kind) => el("a", { href: `${job.folder}/rank-${rank}.${kind}`, target: "_blank", rel: "noopener noreferrer" }, `rank ${rank} ${FILES[kind]}`)));
     return links.length ? links.flatMap((each, at) => (at ? [" · ", each] : [each])) : [otherwise];
   }

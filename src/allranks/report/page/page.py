@@ -1,7 +1,7 @@
-"""The page as one document: a frame with the counts, and the data from which its script shows the rest.
+"""Renders the HTML document: a static frame with the counts, and the data from which its script shows the rest.
 
 All text from tests and ranks is escaped, or packed in base64. Anything that slipped through would still not run: the
-page's own policy allows one style and one script, by their hashes, and no outgoing requests.
+page's content security policy allows one style and one script, by their hashes, and no outgoing requests.
 """
 
 import base64
@@ -23,7 +23,7 @@ _FACT: Final = 500
 
 _FAILURES: Final = (
     '<section id="failures" class="js-only" aria-labelledby="failures-title"><h2 id="failures-title">Failures</h2>'
-    '<div id="failures-body"><p class="none">No failure.</p></div></section>'
+    '<div id="failures-body"><p class="none">No failures.</p></div></section>'
 )
 _MATRIX: Final = (
     '<section id="matrix" class="js-only" aria-labelledby="matrix-title"><h2 id="matrix-title">Matrix <small>cells by '
@@ -32,7 +32,7 @@ _MATRIX: Final = (
 )
 
 _UNRULY: Final = {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
-"""Line separators and bidirectional marks that elements do not contain: they would reverse the text around them."""
+"""Line separators and bidirectional marks whose effect an element does not contain: they could reverse nearby text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,36 +40,35 @@ class Static:
     """The static part of the page."""
 
     merged: MergedRun
-    listed: str = ""  # a sentence for what the page leaves out; empty for nothing
+    omitted: str = ""  # a sentence about what the page omits, if anything
 
     @property
     def title(self) -> str:
         """The title of the browser's tab."""
         bad = self.merged.counts.bad
-        return f"{f'{bad:,} went wrong' if bad else 'all good'} · {readable(self.merged.run_id)} · allranks"
+        return f"{f'{bad:,} failed' if bad else 'no failures'} · {readable(self.merged.run_id)} · allranks"
 
     @property
     def header(self) -> str:
-        """The result of the run, in a sentence and in numbers."""
+        """The result of the run, as a sentence and as numbers."""
         counts = self.merged.counts
-        bad = counts.bad
-        state = "bad" if bad else "good" if counts.passed else "idle"
+        state = "bad" if counts.bad else "good" if counts.passed else "idle"
         return (
             f'<h1 class="{state}">{_sentence(counts)}</h1>'
-            f'<p class="run">Run <bdi>{escaped(self.merged.run_id)}</bdi>: {_extent(self.merged)}</p>'
+            f'<p class="run">Run <bdi>{escaped(self.merged.run_id)}</bdi>: {_size(self.merged)}</p>'
             f'<dl class="facts">{"".join(_facts(self.merged))}</dl>'
             f'<ul class="counts" id="counts">{"".join(_counts(counts))}</ul>'
-            + (f'<p class="listed">{escaped(self.listed)}</p>' if self.listed else "")
+            + (f'<p class="listed">{escaped(self.omitted)}</p>' if self.omitted else "")
         )
 
     @property
     def sections(self) -> str:
-        """Failures, then the matrix; a run without failures begins with the matrix."""
+        """Failures, then the matrix; without failures, the matrix comes first."""
         return "\n".join((_FAILURES, _MATRIX) if self.merged.counts.bad else (_MATRIX, _FAILURES))
 
     @property
     def added(self) -> str:
-        """The sections of plug-ins; empty if there are none."""
+        """The sections of plug-ins."""
         return "\n".join(
             f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">'
             f"{escaped(section.title)} <small>{escaped(section.headline)}</small></h2>{section.html}</section>"
@@ -78,31 +77,29 @@ class Static:
 
     @property
     def notes(self) -> str:
-        """Remarks that belong to no testcase."""
         notes = self.merged.notes
         more = [f"And {len(notes) - _SHOWN_NOTES} more, in summary.md."] if len(notes) > _SHOWN_NOTES else []
         return "".join(f"<li>{escaped(note)}</li>" for note in (*notes[:_SHOWN_NOTES], *more))
 
 
 def escaped(text: str) -> str:
-    """``text`` as inert HTML, which does not even change the direction of the text beside it."""
+    """``text`` as HTML without markup, which cannot change the direction of the text around it either."""
     return html.escape(readable(text).translate(_UNRULY))
 
 
 def _sentence(counts: Counts) -> str:
-    bad = counts.bad
-    if bad:
-        return f"{bad:,} of {_number(counts.tests, 'test')} went wrong"
+    if counts.bad:
+        return f"{counts.bad:,} of {_number(counts.tests, 'test')} failed"
     if not counts.tests:
-        return "There is no test in this run"
-    return f"All good: {counts.passed:,} of {_number(counts.tests, 'test')} passed"
+        return "This run has no tests"
+    return f"No failures: {counts.passed:,} of {_number(counts.tests, 'test')} passed"
 
 
 def _number(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _extent(merged: MergedRun) -> str:
+def _size(merged: MergedRun) -> str:
     cells = len({row.cell for row in merged.suites})
     suites = len({row.share.suite if row.share else row.suite for row in merged.suites})
     policy = "; environment skips count as passed" if merged.policy == "pass" else ""
@@ -110,9 +107,9 @@ def _extent(merged: MergedRun) -> str:
 
 
 def _facts(merged: MergedRun) -> Iterator[str]:
-    """What the run was of and where it ran, as far as that is known."""
+    """Where and on what the run ran, as far as it is known."""
     run = merged.manifest
-    told = {
+    facts = {
         "date": run.started.replace("T", " ").replace("+00:00", " UTC") if run else "",
         "host": run.host if run else "",
         "commit": run.commit if run else "",
@@ -123,7 +120,7 @@ def _facts(merged: MergedRun) -> Iterator[str]:
     }
     yield from (
         f"<div><dt>{name}</dt> <dd><bdi>{escaped(clipped(value, _FACT))}</bdi></dd></div>"
-        for name, value in told.items()
+        for name, value in facts.items()
         if value
     )
 
@@ -142,14 +139,14 @@ def _counts(counts: Counts) -> Iterator[str]:
 
 
 GENERATOR: Final = '<meta name="generator" content="allranks">'
-"""The mark by which a page of allranks is recognized."""
+"""The mark by which allranks recognizes its own pages."""
 
 _DATA: Final = "application/octet-stream"
 """A script type that no browser executes."""
 
 
 def document(static: Static, index: str, chunks: Sequence[str]) -> str:
-    """The whole page, with all testcases and the details that they show when opened, packed."""
+    """The whole page; the list of testcases and their details are packed."""
     style, script = _resource("page.css"), _resource("page.js")
     return Template(_resource("page.html")).substitute(
         generator=GENERATOR,

@@ -1,4 +1,4 @@
-"""Takes a run job by job, keeps little of each, and writes ``report.html`` at its end."""
+"""Reads a run job by job, keeps a compact form of each job, and writes ``report.html`` at the end."""
 
 import heapq
 from pathlib import Path
@@ -21,11 +21,11 @@ _SLOWEST: Final = 50
 _REASON: Final = 200
 _OTHER_REASONS: Final = "other reasons"
 TEST: Final = "{}"
-"""In the command that runs a test again, the script puts the test's node id in the place of this word."""
+"""The placeholder that the script replaces by a test's node id in the rerun command."""
 
 
-class Slow(NamedTuple):
-    """One of the slowest testcases; ordered by its time."""
+class SlowTest(NamedTuple):
+    """One of the slowest testcases, ordered by time."""
 
     seconds: float
     job: int
@@ -42,11 +42,11 @@ class PageWriter:
         self._usual: dict[int, str] = {}
         self._index, self._details = Index(), Details()
         self._groups: dict[GroupKey, int] = {}
-        self._reasons: dict[str, list[int]] = {}  # its number, how many were skipped and how many count as passed
-        self._slowest: list[Slow] = []
+        self._reasons: dict[str, list[int]] = {}  # number, tests that were skipped, skips that count as passed
+        self._slowest: list[SlowTest] = []
 
     def add(self, suite: CellSuite) -> None:
-        """Add a job with its tests; jobs must come in the order of the run's rows."""
+        """Add a job with its tests; jobs must be added in the order of the run's rows."""
         job = self._jobs
         self._jobs += 1
         key_of = {id(test): key for key, tests in suite.groups.items() for test in tests}
@@ -63,47 +63,46 @@ class PageWriter:
                     group = self._groups.setdefault(key_of[id(test)], len(self._groups))
                     extra |= {"g": group, "w": test.verdict.reason, "m": message_of(test)}
                 if test.verdict.is_bad or test.earlier:
-                    extra["d"] = self._details.add(test, suite.course_of(test))
+                    extra["d"] = self._details.add(test, suite.timeline_of(test))
                 extra |= {"f": 1 if test.is_flaky else None, "l": test.verdict.leading, "c": test.verdict.skip_code}
-                told = {name: value for name, value in extra.items() if value is not None}
-                self._index.add(job, nodeid, status, test.time, told)
+                extra = {name: value for name, value in extra.items() if value is not None}
+                self._index.add(job, nodeid, status, test.time, extra)
 
     def write(self, merged: MergedRun, evidence: Evidence) -> None:
         """Write the page, replacing an existing one atomically."""
         blames: dict[Blame, int] = {}
-        of_key = {failure.key: place for place, failure in enumerate(merged.failures)}
-        places = [of_key.get(key, of_key.get(OTHERS)) for key in self._groups]
+        index_of = {failure.key: index for index, failure in enumerate(merged.failures)}
         rest = {
             **self._rest(merged),
             "groups": [_group(failure, blames) for failure in merged.failures],
-            "places": places,
+            "order": [index_of.get(key, index_of.get(OTHERS)) for key in self._groups],
             "tests": self._blamed_tests(evidence, blames),
             "blames": [
                 {"p": readable(b.predicate), "f": b.fails, "n": b.passes, "a": list(map(readable, b.also))}
                 for b in blames
             ],
         }
-        static = Static(merged=merged, listed=self._listed(merged))
+        static = Static(merged=merged, omitted=self._omitted(merged))
         write_whole(self._path, document(static, self._index.finish(rest), self._details.chunks))
 
     def _blamed_tests(self, evidence: Evidence, blames: dict[Blame, int]) -> dict[str, dict[int, int]]:
-        """For each suite, the number of the blamed predicate by the number of the test's name."""
-        told: dict[str, dict[int, int]] = {}
+        """By suite and number of the test's name, the number of the predicate that decides its failures."""
+        predicates: dict[str, dict[int, int]] = {}
         for key, blame in evidence.of_tests():
             if (name := self._index.name_number(key.nodeid)) is not None:
-                told.setdefault(key.suite, {})[name] = blames.setdefault(blame, len(blames))
-        return told
+                predicates.setdefault(key.suite, {})[name] = blames.setdefault(blame, len(blames))
+        return predicates
 
     def _add_passed(self, job: int, nodeid: str, test: TestVerdict) -> None:
-        # Only PassedRanks define a job's usual ranks: a test with more to report may be an exception.
+        # A job's usual ranks are those of its first plain pass: tests with more to report may be exceptions.
         ranks = compact(test.ranks)
         usual = self._usual.setdefault(job, ranks) if isinstance(test.ranks, PassedRanks) else self._usual.get(job)
         if self._index.has_room(Status.PASSED, nodeid):
             self._index.add(job, nodeid, Status.PASSED, test.time, {"r": ranks} if ranks != usual else None)
 
     def _reason(self, test: TestVerdict) -> int:
-        said = cut(first_line(readable(test.verdict.message)), _REASON).replace("\n", " ") or "no reason given"
-        text = f"xfail: {said}" if test.verdict.reason == "pytest.xfail" else said
+        text = cut(first_line(readable(test.verdict.message)), _REASON).replace("\n", " ") or "no reason given"
+        text = f"xfail: {text}" if test.verdict.reason == "pytest.xfail" else text
         text = text if text in self._reasons or len(self._reasons) < MOST_REASONS else _OTHER_REASONS
         reason = self._reasons.setdefault(text, [len(self._reasons), 0, 0])
         reason[2 if test.verdict.is_skip_but_pass else 1] += 1
@@ -111,9 +110,9 @@ class PageWriter:
 
     def _time(self, job: int, nodeid: str, status: Status, seconds: float) -> None:
         if len(self._slowest) < _SLOWEST:
-            heapq.heappush(self._slowest, Slow(seconds, job, nodeid, status))
+            heapq.heappush(self._slowest, SlowTest(seconds, job, nodeid, status))
         elif seconds > self._slowest[0].seconds:
-            heapq.heapreplace(self._slowest, Slow(seconds, job, nodeid, status))
+            heapq.heapreplace(self._slowest, SlowTest(seconds, job, nodeid, status))
 
     def _rest(self, merged: MergedRun) -> dict[str, Any]:
         slowest = sorted(self._slowest, key=lambda slow: (-slow.seconds, slow.job, slow.nodeid))
@@ -129,7 +128,7 @@ class PageWriter:
 
     def _job(self, number: int, row: SuiteRow) -> dict[str, Any]:
         counts, folder = row.counts, folder_to_link(row)
-        tells_more = counts.bad + counts.flaky > 0
+        has_details = counts.bad + counts.flaky > 0
         return {
             "cell": readable(row.cell),
             "suite": readable(row.suite),
@@ -148,29 +147,29 @@ class PageWriter:
             ],
             "time": round(row.time, 3),
             "ranks": self._usual.get(number, ""),
-            "again": [list(map(readable, row.again(nodeid))) for nodeid in ("", TEST)],
+            "rerun": [list(map(readable, row.rerun_command(nodeid))) for nodeid in ("", TEST)],
             "engine": readable(row.engine),
             "image": readable(row.image),
             "attempt": row.attempt,
             "folder": folder,
-            "files": files_of_ranks(self._path.parent, folder) if tells_more else {},
+            "files": files_of_ranks(self._path.parent, folder) if has_details else {},
         }
 
-    def _listed(self, merged: MergedRun) -> str:
-        """A sentence on what the page leaves out; empty if it is complete."""
-        said = [f"{count:,} {status.word_for(count)}" for status in Status if (count := self._index.left_out[status])]
-        listed = [f"{'; '.join(said)} are counted and not listed"] if said else []
+    def _omitted(self, merged: MergedRun) -> str:
+        """A sentence about what the page omits; empty if it is complete."""
+        counts = [f"{count:,} {status.word_for(count)}" for status in Status if (count := self._index.left_out[status])]
+        omitted = [f"Not listed: {'; '.join(counts)}"] if counts else []
         if self._details.left_out:
-            listed.append(f"{self._details.left_out:,} failures are listed without their texts")
-        return f"{'; '.join(listed)}: {merged.junit.name} beside this page has all of them." if listed else ""
+            omitted.append(f"{self._details.left_out:,} failures are listed without their texts")
+        return f"{'. '.join(omitted)}. {merged.junit.name}, next to this page, has all of them." if omitted else ""
 
 
 def _group(failure: Failure, blames: dict[Blame, int]) -> dict[str, Any]:
     return {
-        "m": failure.said,
+        "m": failure.rank_message,
         "k": failure.kind.status,
         "w": failure.reason,
-        "n": 1 + failure.alike,
+        "n": 1 + failure.more,
         "r": readable(failure.spread),
         "b": blames.setdefault(failure.blame, len(blames)) if failure.blame else None,
     }

@@ -64,7 +64,7 @@ def _reason(error: BaseException) -> JobError:
 def _record(results: Path, plan_file: Path, pack: str | None, why: JobError) -> None:
     file = read_plan(plan_file)
     plan, own = file.manifest, file.jobs_of(None if pack is None else find_pack(file, pack).slug)
-    names = {plan.run_id, *(name for job in own for name in job.place)}
+    names = {plan.run_id, *(name for job in own for name in job.key)}
     if not all(map(_NAME.fullmatch, names)):
         return
 
@@ -72,7 +72,7 @@ def _record(results: Path, plan_file: Path, pack: str | None, why: JobError) -> 
         before = manifest or replace(plan, cells={}, jobs=())
         cells = {job.cell: plan.cells[job.cell] for job in own}
         known = {job.place for job in before.jobs}
-        new = [job for job in own if job.place not in known]
+        new = [job for job in own if job.key not in known]
         return replace(before, cells={**cells, **before.cells}, jobs=(*before.jobs, *new))
 
     manifest = change_manifest(results, plan.run_id, add_jobs)

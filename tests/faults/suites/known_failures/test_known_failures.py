@@ -27,7 +27,7 @@ FAULT = {
             "undetermined": "both fail at once",
         },
     },
-    "prints": ["expected to fail, and passed: suite/test_known_failures.py::test_passes."],
+    "prints": ["expected to fail, but passed: suite/test_known_failures.py::test_passes."],
     "seconds": 8,
 }
 

@@ -96,7 +96,7 @@ def test_a_bad_repetition_has_a_name_and_its_gang_is_replaced(run_agent):
     assert agent.outcomes(tenth) == ("passed", "failed")
     assert agent.outcomes("test_fifth") == ("failed", "failed")
     [lead] = [record for record in agent.arrived("test_fifth") if not record.consequence]
-    assert (lead.rank, lead.message[:36]) == (1, "2 of 12 repetitions went wrong: 16.7")
+    assert (lead.rank, lead.message[:32]) == (1, "2 of 12 repetitions failed: 16.7")
     assert "the fifth" in lead.text
 
 

@@ -215,7 +215,7 @@ def test_a_test_with_a_bad_repetition_fails_with_its_rate():
     job.repetitions.finish()
     other, lead = [record for record in job.all(RankEnded) if record.nodeid == "t0"]
     assert (lead.rank, lead.outcome, lead.text) == (0, Outcome.FAILED, "no\nwhere")
-    assert lead.message.startswith("1 of 4 repetitions went wrong: 25 % (95 % interval 4.6 to 69.9 %)")
+    assert lead.message.startswith("1 of 4 repetitions failed: 25 % (95 % interval 4.6 to 69.9 %)")
     assert (other.rank, other.caused_by, other.consequence) == (1, 0, True)
 
 

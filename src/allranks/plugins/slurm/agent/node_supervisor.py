@@ -125,9 +125,9 @@ class NodeSupervisor:
             config = replace(config, check_gpus=gpus)
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.visible for gpu in gpus)
         held = None
-        if config.post is not None:
-            post, held = self._rendezvous(config.post, config.limits.limit("assembly"))
-            config = replace(config, post=post, master_addr=post.leader)
+        if config.node_config is not None:
+            post, held = self._rendezvous(config.node_config, config.limits.limit("assembly"))
+            config = replace(config, node_config=post, master_addr=post.leader)
             if interface := interface_towards(post.leader):
                 variables.update(GLOO_SOCKET_IFNAME=interface, TP_SOCKET_IFNAME=interface)
         write_whole(self._own / CONFIG, config.to_json())

@@ -33,7 +33,7 @@ from allranks.protocol.records import (
     Repeated,
     TestStarted,
 )
-from allranks.protocol.repetitions import OFF, RepetitionTally, name_of_repetition, options_of, rate_in_words
+from allranks.protocol.repetitions import OFF, RepetitionTally, full_rate, name_of_repetition, options_of
 
 TURN = 1.0
 """Seconds that a gang repeats its tests while other tests wait for a gang."""
@@ -321,7 +321,7 @@ def _summary_records(nodeid: str, test: _Test) -> Sequence[Record]:
         arrived=max(end.arrived if isinstance(end, RankEnded) else max(end.arrived) for end in ends),
         phases=(PhaseEnd(when="call", outcome=Outcome.FAILED, seconds=test.tally_with_median.median),),
         phase="call",
-        message="; ".join(filter(None, (rate_in_words(test.tally.bad, test.tally.runs), test.tally.shrunk))),
+        message="; ".join(filter(None, (full_rate(test.tally.bad, test.tally.runs), test.tally.shrunk))),
         text=f"{primary.message}\n{primary.text}" if primary else "",
     )
     others = (other for other in range(size) if other != rank)

@@ -1,4 +1,4 @@
-"""What the page carries of the course of a failed test."""
+"""What the page carries of the timeline of a failed test."""
 
 import json
 
@@ -7,12 +7,12 @@ from runs import case, failed, job, rank, write_page
 
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import PhaseEnd
-from allranks.report.page.course_view import MOST_LINES, MOST_ROWS, MOST_SHOWN, output_diff, time_line
-from allranks.report.rank_course import Collective, RankCourse
+from allranks.report.page.timeline_view import MOST_LINES, MOST_ROWS, MOST_SHOWN, output_diff, timeline_rows
+from allranks.report.rank_timeline import Collective, RankTimeline
 
 
-def course(*collectives, **more):
-    return RankCourse(began=0.0, collectives=tuple(collectives), **more)
+def timeline(*collectives, **more):
+    return RankTimeline(began=0.0, collectives=tuple(collectives), **more)
 
 
 def all_reduce(number, **entered):
@@ -21,7 +21,7 @@ def all_reduce(number, **entered):
 
 def test_a_row_has_phases_waits_and_collectives_in_milliseconds():
     phases = {1: (PhaseEnd(when="setup", outcome=Outcome.PASSED, seconds=0.25),)}
-    told = time_line(course(all_reduce(1, rank0=0.3), phases=phases), failed("t"))
+    told = timeline_rows(timeline(all_reduce(1, rank0=0.3), phases=phases), failed("t"))
     assert told["e"] == 1500
     assert told["r"] == [
         [0, "aborted", 1500, [], [[300.0, 1500, "all_reduce #1"]]],
@@ -33,7 +33,7 @@ def test_a_row_has_phases_waits_and_collectives_in_milliseconds():
 
 def test_of_many_ranks_the_telling_ones_have_rows():
     entered = {f"rank{number}": 0.1 for number in range(64)} | {"rank40": 0.9, "rank41": 0.05}
-    told = time_line(course(all_reduce(1, **entered)), failed("t", 64))
+    told = timeline_rows(timeline(all_reduce(1, **entered)), failed("t", 64))
     rows = [row[0] for row in told["r"]]
     assert len(rows) == MOST_ROWS
     assert {1, 40, 41} <= set(rows)
@@ -50,7 +50,7 @@ def printed(own, other, passed=None, **more):
 
 
 def test_the_outputs_of_the_leading_rank_and_of_one_that_passed_are_compared():
-    passed = course(passed=3, stdout="rank 3: step 0\nloss 3.5\nat 0x7f3a\nend\n")
+    passed = timeline(passed=3, stdout="rank 3: step 0\nloss 3.5\nat 0x7f3a\nend\n")
     told = printed("rank 1: step 0\nloss nan\nat 0x7f1b\nend\n", "other", passed)
     assert told == {
         "o": 3,
@@ -88,7 +88,7 @@ def test_hostile_output_is_carried_as_text(tmp_path, unpacked, text):
     wrong = failed("t.py::test", stdout=text)
     page = write_page(
         tmp_path,
-        [job("c", "s", [wrong], courses={"t.py::test": course(all_reduce(1, rank0=0.1), passed=2, stdout="x")})],
+        [job("c", "s", [wrong], timelines={"t.py::test": timeline(all_reduce(1, rank0=0.1), passed=2, stdout="x")})],
     )
     assert "<script>alert" not in page.read_text()
     detail = unpacked(page)["chunks"][0][0]
@@ -98,5 +98,5 @@ def test_hostile_output_is_carried_as_text(tmp_path, unpacked, text):
 
 
 def test_a_course_of_no_test_changes_nothing(tmp_path, unpacked):
-    page = write_page(tmp_path, [job("c", "s", [failed("t.py::test")], courses={"other": course()})])
+    page = write_page(tmp_path, [job("c", "s", [failed("t.py::test")], timelines={"other": timeline()})])
     assert "w" not in unpacked(page)["chunks"][0][0]
