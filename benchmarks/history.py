@@ -84,7 +84,7 @@ class Cells:
         files = [RankFile(path=Path(), rank=rank, keys=keys, seconds=Durations.of([1.0] * TESTS)) for rank in range(2)]
         team = RankGroup(tuple(files))
         passed = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
-        failed = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME, leading=0)
+        failed = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.PRIMARY_FAILURE, leading=0)
         ranks = tuple(RankResult(nodeid="", classname="", name="", rank=r, outcome=Outcome.FAILED) for r in range(2))
         good = [
             TestVerdict(nodeid=nodeid, classname="", name="", verdict=passed, ranks=PassedRanks(team, place))

@@ -23,10 +23,10 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "report" / "page"), str(ROOT / "src")]
 
+from allranks.report.rank_course import Collective, RankCourse  # noqa: E402
 from chromium import Browser, chromium, find_chromium  # noqa: E402 - the tests' own browser
 from runs import case, job, passed, rank, write_page  # noqa: E402
 
-from allranks.report.rank_course import Collective, RankCourse  # noqa: E402
 from allranks.report.results import TestVerdict  # noqa: E402
 
 MEGABYTES: Final = 1

@@ -82,7 +82,9 @@ def test_a_suitable_machine_has_no_problems(cells, matrix, machine):
 
 def test_too_few_or_unhealthy_gpus_and_a_missing_toolkit_are_problems(cells, matrix, machine):
     unhealthy = Inventory(gpus=("GPU-a",), faults={"GPU-a": "it needs a reset"}, version="580.95.05")
-    machine(unhealthy, Finding("toolkit", "NVIDIA's is not installed", "Install it."), Finding("clock", "late", "Set it."))
+    machine(
+        unhealthy, Finding("toolkit", "NVIDIA's is not installed", "Install it."), Finding("clock", "late", "Set it.")
+    )
     found = problems(cells, matrix)
     assert set(found) == {"GPUs", "unhealthy GPU", "toolkit"}
     assert found["GPUs"].text == "nccl-w2-g2-env needs 2, this machine has 1"

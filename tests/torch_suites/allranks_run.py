@@ -152,7 +152,7 @@ def _read(folder: Path, wall: float, output: str) -> Ran:
     try:
         merge(folder, policy="skip", observers=[judged.append])
     except AllranksError as error:
-        return Ran(suites={}, troubles=(error.told, output), wall=wall, tests=0.0, output=output)
+        return Ran(suites={}, troubles=(error.text, output), wall=wall, tests=0.0, output=output)
     suites: dict[str, dict[str, Outcome]] = {}
     for suite, test, outcome in (test for row in judged for test in _tests(row)):
         suites.setdefault(suite, {})[test] = outcome

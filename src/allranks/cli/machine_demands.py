@@ -203,7 +203,7 @@ def _check_engine(target: Target, inventory: Inventory) -> Iterator[Finding]:
     try:
         engine, _ = choose_engine(target.engine)
         with closing(engine):
-            findings = engine.examine(inventory)
+            findings = engine.check(inventory)
             yield from (finding for finding in findings if finding.subject in _CHECKS_OF_GPU_ENGINES)
     except AllranksError as error:
         yield Finding(target.engine, f"{error.what} {error.why}".strip(), error.remedy)

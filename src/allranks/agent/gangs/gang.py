@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from allranks.agent import clock, linux
-from allranks.agent.call_log import LastCall
+from allranks.agent.call_log import LastCall, compared
 from allranks.agent.channel import (
     Debugging,
     End,

@@ -27,7 +27,7 @@ from allranks.agent.gangs.forks import (
     RankRegistry,
 )
 from allranks.agent.gangs.gang import END_GRACE
-from allranks.agent.job_end import JobEnd, JobLimitError, LostGpuError, StopRequestedError
+from allranks.agent.job_end import STOPPED_STATUS, JobEnd, JobLimitError, LostGpuError, StopRequestedError
 from allranks.agent.job_plugins import JobPluginError, check_plugins
 from allranks.agent.nodes.connection import NodeConnection, NodesError, connect_nodes
 from allranks.agent.nodes.follower import Follower

@@ -71,7 +71,7 @@ def _record(results: Path, plan_file: Path, pack: str | None, why: JobError) -> 
     def add_jobs(manifest: Manifest | None) -> Manifest:
         before = manifest or replace(plan, cells={}, jobs=())
         cells = {job.cell: plan.cells[job.cell] for job in own}
-        known = {job.place for job in before.jobs}
+        known = {job.key for job in before.jobs}
         new = [job for job in own if job.key not in known]
         return replace(before, cells={**cells, **before.cells}, jobs=(*before.jobs, *new))
 
