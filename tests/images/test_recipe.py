@@ -44,7 +44,7 @@ def test_a_missing_requirements_file_is_an_error_that_names_it(tmp_path):
 def test_a_local_path_among_the_packages_is_an_error_with_a_remedy(tmp_path):
     with pytest.raises(ImageError, match=r"\./lib") as error:
         recipe_of(Image(name="cpu", torch="2", packages=("numpy", "./lib")), root=tmp_path)
-    assert 'project = "." of [images.cpu]' in error.value.remedy
+    assert 'project = "." in [images.cpu]' in error.value.remedy
 
 
 @pytest.mark.parametrize("option", ["-r", "-c"])
