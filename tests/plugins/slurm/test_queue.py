@@ -96,7 +96,7 @@ SEEN = QueuedJob(number="1", state="RUNNING", nodes="n1")
         (Sighting(job=replace(SEEN, state="FAILED")), Place(nodes="n1", end="FAILED")),
         (
             Sighting(job=replace(SEEN, state="CANCELLED")),
-            Place(nodes="n1", end="CANCELLED", cause="was cancelled (scancel)"),
+            Place(nodes="n1", end="CANCELLED", cause="was canceled (scancel)"),
         ),
         (Sighting(job=SEEN, absences=1), Place()),
         (Sighting(job=SEEN, absences=2), Place(end="not in the queue")),

@@ -60,10 +60,10 @@ class QueuedJob:
 
     @property
     def cause(self) -> str:
-        """What ended it, if that was the cluster and not the job, as in "was cancelled"; else empty."""
+        """What ended it, if that was the cluster and not the job, as in "was canceled"; else empty."""
         where = f" ({self.nodes})" if self.nodes else ""
         return {
-            "CANCELLED": "was cancelled (scancel)",
+            "CANCELLED": "was canceled (scancel)",
             "PREEMPTED": "was preempted: a job of higher priority has its nodes",
             "NODE_FAIL": f"lost a node{where}",
             "BOOT_FAIL": f"got a node that could not boot{where}",
@@ -207,7 +207,7 @@ def parse(told: str) -> Mapping[str, QueuedJob]:
         nodes, _, name = rest.partition("|")
         reason = "" if reason in {"None", "(null)"} else reason
         job = QueuedJob(number=number, state=state, reason=reason, nodes=nodes)
-        # SLURM shows ended jobs for minutes: one of an attempt that was cancelled before it began may have this name.
+        # SLURM shows ended jobs for minutes: one of an attempt that was canceled before it began may have this name.
         if name not in found or not job.has_ended:
             found[name] = job
     return found
