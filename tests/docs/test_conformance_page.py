@@ -1,15 +1,13 @@
-"""docs/conformance.md: its backend can be registered, its command is one, its defects are those that are planted."""
+"""docs/conformance.md: its backend can be registered, and its command is valid."""
 
-import re
 import shlex
 import subprocess
 import sys
 
-from blocks import ROOT, blocks
+from blocks import blocks
 
 from allranks.cli.main import _command_line, commands
 
-PAGE = ROOT / "docs" / "conformance.md"
 OF_PAGE = {each.kind: each for each in blocks() if each.page == "docs/conformance.md"}
 USE = "import my_backend, torch.distributed as dist; print(dist.Backend.backend_capability['mine'])"
 
@@ -26,10 +24,3 @@ def test_the_command_is_one_of_allranks():
     [conformance] = [each for each in commands() if each.name == name]
     options = _command_line(conformance).parse(arguments, ())
     assert (options.backend, options.module, options.world_size) == ("mine", "my_backend", (2, 4))
-
-
-def test_the_defects_are_those_that_are_planted():
-    planted = ROOT / "tests" / "plugins" / "conformance" / "planted" / "backends" / "planted"
-    modules = {path.stem for path in planted.glob("*.py")} - {"__init__", "good"}
-    rows = re.findall(r"^\| [^|]+ \| `[^`]+`: (?:wrong|hangs) \|$", PAGE.read_text(), re.MULTILINE)
-    assert len(rows) == len(modules) == 8
