@@ -26,7 +26,6 @@ ELSEWHERE = {
     ("docs/history.md", "console"): "tests/docs/test_history_page.py",
     ("docs/merging.md", "console"): "tests/docs/test_merging_page.py",
     ("docs/history.md", "yaml"): "tests/docs/test_history_page.py",
-    ("docs/history.md", "sql"): "tests/docs/test_history_page.py",
     ("docs/existing-tests.md", "toml"): "tests/e2e/test_existing_tests.py",
 }
 # A GPU, a cluster, a daemon, more than a minute, a person, or a machine with a past.

@@ -1,8 +1,6 @@
 """docs/history.md: its commands run one after the other, and its steps name files and options that there are."""
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import yaml
@@ -59,11 +57,6 @@ def test_its_commands_run_one_after_the_other(shell):
     assert len(commands) > 6
     for command in commands:
         shell(command)
-    [query] = page_blocks("sql")
-    with closing(sqlite3.connect(shell.folder / ".allranks-history.sqlite")) as database:
-        assert database.execute(query.text).fetchall() == []
-        database.execute("UPDATE change SET status = 'F'")
-        assert database.execute(query.text).fetchall() == [("tests/test_x.py::test_b", 2)]
 
 
 def test_its_steps_keep_the_file_that_the_merge_names():
