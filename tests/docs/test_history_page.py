@@ -1,4 +1,4 @@
-"""docs/history.md: its commands run one after the other, and its steps name files and options that there are."""
+"""docs/history.md: its commands run one after the other, and its steps name existing files and options."""
 
 import json
 from pathlib import Path
@@ -20,8 +20,8 @@ CELLS = {
 def write_run(folder: Path) -> None:
     jobs = [{"id": f"{cell}/tests", "cell": cell, "suite": "tests"} for cell in CELLS]
     for cell in CELLS:
-        place = folder / "cells" / cell / "tests" / "attempt-1"
-        place.mkdir(parents=True)
+        attempt = folder / "cells" / cell / "tests" / "attempt-1"
+        attempt.mkdir(parents=True)
         size = CELLS[cell]["world_size"]
         record = {
             "schema": 2,
@@ -31,12 +31,12 @@ def write_run(folder: Path) -> None:
             "run_id": folder.name,
             "started": 1.0,
         }
-        (place / "job.json").write_text(json.dumps(record))
+        (attempt / "job.json").write_text(json.dumps(record))
         for rank in range(size):
             text = RANK.replace('rank" value="0"', f'rank" value="{rank}"').replace(
                 'size" value="1"', f'size" value="{size}"'
             )
-            (place / f"rank-{rank}.xml").write_text(text)
+            (attempt / f"rank-{rank}.xml").write_text(text)
     (folder / "run.json").write_text(json.dumps({"schema": 2, "run_id": folder.name, "cells": CELLS, "jobs": jobs}))
 
 
