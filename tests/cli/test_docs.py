@@ -1,4 +1,4 @@
-"""docs/command-line.md against the code that it describes."""
+"""docs/command-line.md has the exit codes, commands and JSON keys of the code."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_every_command_with_json_has_its_keys_on_the_page(allranks):
 def test_the_keys_on_the_page_are_those_that_are_printed(allranks):
     import json
 
-    document = json.loads(allranks("plan", "--json")[1])
+    printed = json.loads(allranks("plan", "--json")[1])
     [row] = re.findall(r"^\| `plan` \| (`file`.*) \|$", PAGE, re.MULTILINE)
     keys = set(re.findall(r"`(\w+)`", row))
-    assert keys == {*document, *document["cells"][0], *document["dropped"][0]} - {"schema"}
+    assert keys == {*printed, *printed["cells"][0], *printed["dropped"][0]} - {"schema"}

@@ -15,14 +15,14 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """One block.
+    """One block of code.
 
     Attributes:
-        page: Its page, from the root of the repository.
-        line: Where it begins.
+        page: Path of its page, relative to the root of the repository.
+        line: Its first line.
         kind: The language after its fence.
-        text: What it has.
-        why_not: Why no test runs it; empty if one does.
+        text: Its content.
+        why_not: Why no test runs it; empty if a test does.
     """
 
     page: str
@@ -36,18 +36,18 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a console, each with the lines that it is typed in, and without a prompt."""
+        """The commands of a console without the prompt, with the lines of a here-document."""
         return re.findall(r"^\$ (.*(?:\n(?!\$ )[^\n]*)*?<<'END'(?:\n.*?)*?\nEND|.*)$", self.text, re.MULTILINE)
 
     @property
     def shown(self) -> list[str]:
-        """The lines that a console answers with."""
+        """The lines of output that a console shows."""
         rest = re.sub(r"<<'END'\n.*?^END$", "", self.text, flags=re.MULTILINE | re.DOTALL)
         return [line for line in rest.splitlines() if line.strip() and not line.startswith("$ ")]
 
 
 def blocks() -> Iterator[Block]:
-    """All of them."""
+    """All blocks of code."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for found in BLOCK.finditer(text):

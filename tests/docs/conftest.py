@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
+sys.path.insert(0, str(Path(__file__).parent))  # for the helpers: pytest's importlib mode does not add it
 
 
 @pytest.fixture
 def shell(tmp_path_factory, environment_without_ranks):
-    """Run lines as a user would, in a folder of theirs: what they print."""
-    tmp_path = tmp_path_factory.mktemp("docs")  # short: a path of more than a line is divided, and those shown are not
+    """``shell(line, code=0)`` runs a command line in a user's folder and returns its output."""
+    tmp_path = tmp_path_factory.mktemp("docs")  # short: long paths are wrapped in the output
     folder = tmp_path / "demo"
     (tmp_path / "home" / ".zfunc").mkdir(parents=True)
     folder.mkdir()
@@ -33,7 +33,7 @@ def shell(tmp_path_factory, environment_without_ranks):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=400,  # two cores that others use, too: 6 s became 124 s
+            timeout=400,  # 124 s instead of 6 s were seen on two busy cores
             check=False,
         )
         assert done.returncode == code, f"$ {line}\n{done.stdout}{done.stderr}"

@@ -1,4 +1,4 @@
-"""Finds texts that would install allranks by its name alone, from whatever index pip is set to."""
+"""Finds texts that would install allranks by name, from the index that pip uses."""
 
 import re
 import shlex
@@ -14,27 +14,27 @@ _INSTALLER = re.compile(
     r"|\b(?:conda|mamba)\s+install"
     r")(?P<rest>[^\n]*)"
 )
-"""A command that installs what its arguments name."""
+"""A command that installs its arguments."""
 
 _NAME = (
     r"allranks(?:\s*\[[^\]]*\])?(?:\s*(?:===?|[<>~!]=|<|>)[^@;\n]*)?"
     r"(?:\s*;\s*[a-z_]+\s*(?:[<>=!~]=?|\bin\b|\bnot\b)[^\n]*)?"
 )
 _BY_NAME = re.compile(rf"\s*{_NAME}\s*", re.IGNORECASE)
-"""A requirement that has no address (PEP 508)."""
+"""A requirement without an address (PEP 508)."""
 
 _LISTED = re.compile(
     r"(?:\b(?:dependencies|requires|install_requires|extras_require|requirements|packages|deps|additional_dependencies"
     r"|setup_requires|tests_require)\b[\"']?\s*[=:]|\binstall(?=\())[ \t]*"
 )
-"""What stands before a list of requirements in TOML, YAML or Python."""
+"""The beginning of a list of requirements in TOML, YAML or Python."""
 
 _LINE = re.compile(rf"^\s*(?:-\s+)?[\"']?(?P<name>{_NAME})[\"']?\s*(?:#.*)?$", re.IGNORECASE | re.MULTILINE)
 """A line of a requirements file, or of a list in YAML."""
 
 
 def index_installs(text: str, *, has_requirement_lines: bool = True) -> Iterator[str]:
-    """What would install allranks by its name.
+    """The installations of allranks by name in a text.
 
     Args:
         text: A page, a script, a file of requirements, or any other text.
@@ -73,7 +73,7 @@ def _arguments(rest: str) -> list[str]:
     found: list[str] = []
     try:
         found.extend(words)
-    except ValueError:  # a quotation mark of the text around it
+    except ValueError:  # an unbalanced quotation mark
         found = rest.split()
     # What follows the options' names may be their value, as in `--from allranks` and `--spec=allranks`.
     parts = [part for word in found for part in (word, word.partition("=")[2] if word.startswith("-") else "")]

@@ -1,4 +1,4 @@
-"""Every block of code of the README and the docs is run as it stands, or a comment before it says why not."""
+"""Every block of code in the README and the docs runs as it is, or has a comment that states why not."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ from blocks import ROOT, Block, blocks
 from allranks.agent.collect import suite_lists
 from allranks.matrix.declaration import load
 
-# What other tests run, whole.
+# Other tests run these blocks.
 ELSEWHERE = {
     ("docs/testing.md", "python"): "tests/testing/test_docs.py",
     ("docs/testing-cases.md", "python"): "tests/docs/test_fragments.py",
@@ -26,10 +26,9 @@ ELSEWHERE = {
     ("docs/history.md", "console"): "tests/docs/test_history_page.py",
     ("docs/merging.md", "console"): "tests/docs/test_merging_page.py",
     ("docs/history.md", "yaml"): "tests/docs/test_history_page.py",
-    ("docs/history.md", "sql"): "tests/docs/test_history_page.py",
     ("docs/existing-tests.md", "toml"): "tests/e2e/test_existing_tests.py",
 }
-# A GPU, a cluster, a daemon, more than a minute, a person, or a machine with a past.
+# What a test would need.
 REASONS = (
     "GPU",
     "PyTorch's own tree",
@@ -41,7 +40,9 @@ REASONS = (
     "a host with images of months",
 )
 BY_KIND = {
-    kind: [each for each in blocks() if each.kind == kind and not each.why_not and (each.page, kind) not in ELSEWHERE]
+    kind: [
+        block for block in blocks() if block.kind == kind and not block.why_not and (block.page, kind) not in ELSEWHERE
+    ]
     for kind in ("console", "python", "toml", "yaml")
 }
 HEAD = '[matrix]\nbackend = ["gloo"]\nworld_size = [2]\n'
@@ -77,19 +78,19 @@ class TestRanks(MultiProcessTestCase):
 
 
 def only(page, kind, containing=""):
-    [block] = [each for each in BY_KIND[kind] if each.page == page and containing in each.text]
+    [block] = [block for block in BY_KIND[kind] if block.page == page and containing in block.text]
     return block
 
 
 def test_every_block_has_a_test_or_a_reason():
     found = list(blocks())
-    untested = [each for each in found if not each.why_not and (each.page, each.kind) not in ELSEWHERE]
+    untested = [block for block in found if not block.why_not and (block.page, block.kind) not in ELSEWHERE]
     assert len(found) > 70
-    assert {each.kind for each in untested} <= {*BY_KIND, "text"}
-    assert {page for page, _ in ELSEWHERE} <= {each.page for each in found}
+    assert {block.kind for block in untested} <= {*BY_KIND, "text"}
+    assert {page for page, _ in ELSEWHERE} <= {block.page for block in found}
     assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
-    assert {each.why_not for each in found if not each.why_not.startswith(REASONS)} == {""}
-    assert {each.page for each in BY_KIND["console"]} == {
+    assert {block.why_not for block in found if not block.why_not.startswith(REASONS)} == {""}
+    assert {block.page for block in BY_KIND["console"]} == {
         "README.md",
         "docs/command-line.md",
         "docs/launcher-tests.md",
@@ -119,8 +120,8 @@ def test_toml(block: Block, tmp_path):
     images = document.get("images", {}).values()
     if images and "matrix" not in document and all("when" in image for image in images):
         text += '[images.rest]\ntorch = "2.13.0"\n'
-    of_pytorch = ("test/distributed/launcher/bin", "test/distributed/algorithms/quantization")
-    for name in ("tests/distributed/slow", "tests/distributed/deep", "tests/launched", "tests/unit", *of_pytorch):
+    pytorch_folders = ("test/distributed/launcher/bin", "test/distributed/algorithms/quantization")
+    for name in ("tests/distributed/slow", "tests/distributed/deep", "tests/launched", "tests/unit", *pytorch_folders):
         (tmp_path / name).mkdir(parents=True)
     tests = (
         "tests/unit/test_reduce_1.py",
@@ -141,9 +142,9 @@ def test_python(block: Block, shell):
         assert "dist(backend='gloo') -> gloo: 2 cells" in shell("nox --no-venv --list")
         return
     (shell.folder / "test_block.py").write_text(block.text)
-    good = "if rank == 0:\n        dist.broadcast" not in block.text  # the tutorial's bug
-    told = shell("pytest --ranks 2 test_block.py", code=0 if good else 1)
-    assert re.search(r"\d+ passed" if good else r"rank 1 failed: assert \[1.0, 2.0, 3.0\] == ", told)
+    passes = "if rank == 0:\n        dist.broadcast" not in block.text  # the tutorial's bug
+    output = shell("pytest --ranks 2 test_block.py", code=0 if passes else 1)
+    assert re.search(r"\d+ passed" if passes else r"rank 1 failed: assert \[1.0, 2.0, 3.0\] == ", output)
 
 
 def test_yaml_calls_the_workflow_with_inputs_that_it_has():
@@ -151,7 +152,7 @@ def test_yaml_calls_the_workflow_with_inputs_that_it_has():
     [job] = yaml.safe_load(block.text)["jobs"].values()
     name = re.search(r"/\.github/workflows/(\w+\.yml)@", job["uses"])[1]
     called = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
-    inputs = called[True]["workflow_call"]["inputs"]  # YAML takes `on` for a truth
+    inputs = called[True]["workflow_call"]["inputs"]  # YAML reads `on` as true
     assert set(job.get("with", {})) <= set(inputs)
     assert {key for key, value in inputs.items() if value.get("required")} <= set(job.get("with", {}))
 
@@ -171,33 +172,33 @@ def test_the_quick_start_of_the_readme_ends_in_the_line_that_it_shows(shell):
 
 def test_the_readme_s_commands_for_a_repository_run_in_an_empty_folder(shell):
     block = only("README.md", "console", "allranks init")
-    told = [shell(command) for command in block.commands]
-    assert "exit code 0: all tests passed" in told[1]
+    output = [shell(command) for command in block.commands]
+    assert "exit code 0: all tests passed" in output[1]
     assert (shell.folder / "results/latest/report.html").is_file()
 
 
 def test_the_tutorial_from_its_first_command_to_its_last(shell):
-    consoles = [each for each in BY_KIND["console"] if each.page == "docs/tutorial.md"]
+    consoles = [block for block in BY_KIND["console"] if block.page == "docs/tutorial.md"]
     install, init, plan, first, red, again = consoles
     assert install.commands[-1] == "pip install path/to/allranks pytest torch numpy"
-    told = shell(init.commands[-1])
-    assert [line for line in init.shown if line not in told] == []
-    told = shell(*plan.commands)
-    assert [line for line in plan.shown if line not in told] == []
-    told = timeless(shell(*first.commands))
-    assert [line for line in first.shown if timeless(line) not in told] == []
-    _, broadcast = (each for each in BY_KIND["python"] if each.page == "docs/tutorial.md")
+    output = shell(init.commands[-1])
+    assert [line for line in init.shown if line not in output] == []
+    output = shell(*plan.commands)
+    assert [line for line in plan.shown if line not in output] == []
+    output = timeless(shell(*first.commands))
+    assert [line for line in first.shown if timeless(line) not in output] == []
+    _, broadcast = (block for block in BY_KIND["python"] if block.page == "docs/tutorial.md")
     test = shell.folder / "tests/distributed/test_broadcast.py"
     test.write_text(broadcast.text)
-    told = timeless(shell(*red.commands, code=1)).replace(f"{shell.folder}/", "")  # the page shows no user's folder
-    assert [line for line in red.shown if timeless(line) not in told] == []
+    output = timeless(shell(*red.commands, code=1)).replace(f"{shell.folder}/", "")  # the page shows no user's folder
+    assert [line for line in red.shown if timeless(line) not in output] == []
     test.write_text(re.sub(r"    if rank == 0:\n    (.*)\n", r"\1\n", broadcast.text))
-    told = timeless(shell(*again.commands))
-    assert [line for line in again.shown if timeless(line) not in told] == []
+    output = timeless(shell(*again.commands))
+    assert [line for line in again.shown if timeless(line) not in output] == []
 
 
 def timeless(text):
-    """The words of a text, without what differs from run to run: times, seeds, and where lines break."""
+    """A text without times, seeds and line breaks, which differ from run to run."""
     return " ".join(re.sub(r"\d+\.\d+ s\b|--seed \d+", "", text).split())
 
 
@@ -213,7 +214,7 @@ def test_consoles_of_a_page_one_after_the_other(page, shell):
     (shell.folder / "matrix.toml").write_text(DEMO.format(python=sys.executable))
     for file, test in (("test_x.py", "test_y_reduce"), ("test_other.py", "test_other")):
         (shell.folder / "tests" / file).write_text(f"def {test}(rank):\n    assert rank < 2\n")
-    for block in (each for each in BY_KIND["console"] if each.page == page):
+    for block in (block for block in BY_KIND["console"] if block.page == page):
         assert block.commands, block
         for command in block.commands:
             if command.startswith("allranks report gathered"):

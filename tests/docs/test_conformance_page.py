@@ -1,35 +1,26 @@
-"""docs/conformance.md: its backend can be registered, its command is one, its defects are those that are planted."""
+"""docs/conformance.md: its backend can be registered, and its command is valid."""
 
-import re
 import shlex
 import subprocess
 import sys
 
-from blocks import ROOT, blocks
+from blocks import blocks
 
 from allranks.cli.main import _command_line, commands
 
-PAGE = ROOT / "docs" / "conformance.md"
-OF_PAGE = {each.kind: each for each in blocks() if each.page == "docs/conformance.md"}
+BLOCKS = {block.kind: block for block in blocks() if block.page == "docs/conformance.md"}
 USE = "import my_backend, torch.distributed as dist; print(dist.Backend.backend_capability['mine'])"
 
 
 def test_the_backend_is_registered_when_its_module_is_imported(tmp_path):
-    (tmp_path / "my_backend.py").write_text(OF_PAGE["python"].text)
+    (tmp_path / "my_backend.py").write_text(BLOCKS["python"].text)
     done = subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "['cpu']\n"
 
 
 def test_the_command_is_one_of_allranks():
-    [command] = [each for each in OF_PAGE["console"].commands if each.startswith("allranks ")]
+    [command] = [line for line in BLOCKS["console"].commands if line.startswith("allranks ")]
     _, name, *arguments = shlex.split(command)
-    [conformance] = [each for each in commands() if each.name == name]
+    [conformance] = [found for found in commands() if found.name == name]
     options = _command_line(conformance).parse(arguments, ())
     assert (options.backend, options.module, options.world_size) == ("mine", "my_backend", (2, 4))
-
-
-def test_the_defects_are_those_that_are_planted():
-    planted = ROOT / "tests" / "plugins" / "conformance" / "planted" / "backends" / "planted"
-    modules = {path.stem for path in planted.glob("*.py")} - {"__init__", "good"}
-    rows = re.findall(r"^\| [^|]+ \| `[^`]+`: (?:wrong|hangs) \|$", PAGE.read_text(), re.MULTILINE)
-    assert len(rows) == len(modules) == 8

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from blocks import Block, blocks
 
-BLOCKS = [each for each in blocks() if each.page == "docs/extending.md"]
-PYTHON = [each for each in BLOCKS if each.kind == "python"]
+BLOCKS = [block for block in blocks() if block.page == "docs/extending.md"]
+PYTHON = [block for block in BLOCKS if block.kind == "python"]
 
 ENGINE = """\
 from allranks.engines.process import ProcessEngine
@@ -39,13 +39,13 @@ python = {python!r}
 
 @pytest.fixture
 def package(shell):
-    """Install the package of the page, as pip would, into a folder of its own."""
+    """Install the package of the page into a folder, as pip would."""
     site = shell.folder / "site"
     info = site / "mypackage-1.0.dist-info"
     (site / "mypackage").mkdir(parents=True)
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
-    [points] = [entry_points(each) for each in BLOCKS if each.kind == "toml"]
+    [points] = [entry_points(block) for block in BLOCKS if block.kind == "toml"]
     (info / "entry_points.txt").write_text(points)
     (site / "mypackage" / "__init__.py").touch()
     (site / "mypackage" / "lsf.py").write_text(ENGINE)
@@ -56,7 +56,7 @@ def package(shell):
 
 
 def entry_points(block: Block) -> str:
-    """A table of pyproject.toml as the file that an installed package has of it."""
+    """The entry points of pyproject.toml, in the format of an installed package."""
     lines = [line for line in block.text.splitlines() if line and not line.startswith("#")]
     return (
         "\n".join(lines).replace('[project.entry-points."', "[").replace('"]', "]").replace(' "', " ").replace('"', "")
@@ -64,7 +64,7 @@ def entry_points(block: Block) -> str:
 
 
 def test_every_block_is_run():
-    assert [each.why_not for each in BLOCKS] == [""] * 8
+    assert [block.why_not for block in BLOCKS] == [""] * 8
 
 
 def test_the_contract_s_tests_run_on_an_engine_of_the_package(shell, package):
@@ -73,8 +73,8 @@ def test_the_contract_s_tests_run_on_an_engine_of_the_package(shell, package):
     (shell.folder / contract.name).write_text(contract.read_text())
     (shell.folder / "conftest.py").write_text(conftest.text)
     (shell.folder / "test_lsf.py").write_text(tests.text)
-    told = shell(f"PYTHONPATH={package} pytest test_lsf.py -k 'start_to_results or carries'")
-    assert " passed" in told
+    output = shell(f"PYTHONPATH={package} pytest test_lsf.py -k 'start_to_results or carries'")
+    assert " passed" in output
 
 
 def test_a_run_takes_that_engine(shell, package):
@@ -98,8 +98,8 @@ def test_its_section_is_in_the_report_of_a_merge_by_its_option(shell, package):
     job = ranks / "gloo-w1-g0-env" / "tests"
     job.mkdir(parents=True)
     (job / "rank-0.xml").write_text(f"<testsuite>{cases}</testsuite>")
-    told = shell(f"PYTHONPATH={package} allranks report ranks --slowest 2")
-    assert "\nSlowest tests: 2 of 3.\n12.00 s t::slower\n9.00 s t::slow\n" in told
+    output = shell(f"PYTHONPATH={package} allranks report ranks --slowest 2")
+    assert "\nSlowest tests: 2 of 3.\n12.00 s t::slower\n9.00 s t::slow\n" in output
     assert "### Slowest tests: 2 of 3\n\n- 12.00 s t::slower\n" in (ranks / "summary.md").read_text()
     assert "<p>12.00 s t::slower</p>" in (ranks / "report.html").read_text()
     assert json.loads((ranks / "report.json").read_text())["slowest_tests"] == {"tests": ["t::slower", "t::slow"]}
@@ -111,8 +111,8 @@ def test_its_table_is_one_of_the_matrix_file(shell, package):
     (shell.folder / "tests").mkdir()
     (shell.folder / "tests" / "test_it.py").write_text("def test_it(rank):\n    assert rank < 2\n")
     matrix.write_text(MATRIX.format(python=sys.executable) + "\n[slowest]\n")
-    told = shell(f"PYTHONPATH={package} allranks run --engine process")
-    assert "\nSlowest tests: 1 of 1.\n" in told
+    output = shell(f"PYTHONPATH={package} allranks run --engine process")
+    assert "\nSlowest tests: 1 of 1.\n" in output
     schema = json.loads(shell(f"PYTHONPATH={package} allranks init --schema"))
     assert schema["properties"]["slowest"]["properties"]["tests"]["minimum"] == 1
     matrix.write_text(matrix.read_text() + "tests = 0\n")

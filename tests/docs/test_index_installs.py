@@ -1,4 +1,4 @@
-"""No text of the project installs allranks by its name: on an index, that name may be a stranger's."""
+"""No text of the project installs allranks by name: on an index, that name may be someone else's."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def texts():
     return sorted(str(path.relative_to(ROOT)) for path in found if path.is_file() and path.suffix in KINDS)
 
 
-def test_the_files_that_users_read_are_all_looked_at():
+def test_the_files_that_users_read_are_checked():
     assert {"README.md", "docs/tutorial.md", ".github/workflows/dist.yml", "docs/examples/dist.yml"} <= set(texts())
 
 

@@ -1,4 +1,4 @@
-"""docs/merging.md: its commands run, on what they say is there."""
+"""The commands of docs/merging.md run on the folders that they name."""
 
 import shutil
 

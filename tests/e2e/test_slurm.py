@@ -159,7 +159,7 @@ def test_a_job_that_is_cancelled_is_told_as_that(repository, when):
         repository.slurm("scancel", "--me")
         status, output = ended(process)
     assert status == 4, output
-    assert "The job was cancelled (scancel); it was SLURM job" in output
+    assert "The job was canceled (scancel); it was SLURM job" in output
 
 
 def test_a_job_without_room_is_told_to_be_queued_and_taken_back_at_ctrl_c(repository):
@@ -402,7 +402,7 @@ def test_a_job_that_is_cancelled_leaves_no_container(contained):
         contained.slurm("scancel", "--me")
         status, output = ended(process)
     assert status == 4, output
-    assert "The job was cancelled (scancel); it was SLURM job" in output
+    assert "The job was canceled (scancel); it was SLURM job" in output
     wait_until(lambda: not contained.containers, 10)
 
 

@@ -1,4 +1,4 @@
-"""Proves that allranks works on this machine and its GPUs: see docs/gpu-acceptance.md."""
+"""Proves that allranks works on this machine and its GPUs: see docs/gpu.md."""
 
 import argparse
 import os

@@ -67,7 +67,7 @@ CLUSTER_INCIDENTS: Final = (
         strike=_cancel_job,
         codes=(INFRASTRUCTURE, CODE),
         engines=ON_CLUSTERS,
-        says=("was cancelled (scancel)",),
+        says=("was canceled (scancel)",),
         seconds=45,
     ),
     Incident(

@@ -14,7 +14,7 @@ FAULT = {
     "exit_code": 4,
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
-        "job": {"verdict": ("error", "job"), "words": ["was cancelled (scancel)"]},
+        "job": {"verdict": ("error", "job"), "words": ["was canceled (scancel)"]},
     },
     "seconds": 20,
 }

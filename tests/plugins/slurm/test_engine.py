@@ -102,7 +102,7 @@ class TestSlurm(EngineContract):
         quick(
             1,
             [
-                ("CANCELLED|None|n1", "was cancelled (scancel)"),
+                ("CANCELLED|None|n1", "was canceled (scancel)"),
                 ("RUNNING|None|n1", "was terminated from outside (SIGTERM)"),
                 ("PREEMPTED|None|n1", "was preempted: a job of higher priority has its nodes"),
                 ("TIMEOUT|TimeLimit|n1", "was ended by SLURM's time limit"),
@@ -141,7 +141,7 @@ class TestSlurm(EngineContract):
             job.go()
             ending = job.wait(HeardOnce(end))
             threads[0].join()
-        assert ending.ended_by == "was cancelled (scancel); it was SLURM job 1"
+        assert ending.ended_by == "was canceled (scancel); it was SLURM job 1"
 
     def test_without_its_controller_it_goes_on(self, engine, tiny, cluster):
         heard = Heard()

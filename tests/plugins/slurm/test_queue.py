@@ -96,7 +96,7 @@ SEEN = QueuedJob(number="1", state="RUNNING", nodes="n1")
         (PolledJob(job=replace(SEEN, state="FAILED")), JobStatus(nodes="n1", end="FAILED")),
         (
             PolledJob(job=replace(SEEN, state="CANCELLED")),
-            JobStatus(nodes="n1", end="CANCELLED", cause="was cancelled (scancel)"),
+            JobStatus(nodes="n1", end="CANCELLED", cause="was canceled (scancel)"),
         ),
         (PolledJob(job=SEEN, absences=1), JobStatus()),
         (PolledJob(job=SEEN, absences=2), JobStatus(end="not in the queue")),

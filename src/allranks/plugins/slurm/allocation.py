@@ -47,7 +47,7 @@ class JobStatus:
     nodes: str = ""  # its nodes, for people
     is_running: bool = False  # its nodes are allocated
     end: str = ""  # its state if the queue has ended or lost it, as in "NODE_FAIL"; else empty
-    cause: str = ""  # what ended it, if that was the cluster and not the job, as in "was cancelled"; else empty
+    cause: str = ""  # what ended it, if that was the cluster and not the job, as in "was canceled"; else empty
 
 
 class Queue(Protocol):

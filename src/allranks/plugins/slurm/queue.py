@@ -54,10 +54,10 @@ class QueuedJob:
 
     @property
     def cause(self) -> str:
-        """What ended it, if that was the cluster and not the job, as in "was cancelled"; else empty."""
+        """What ended it, if that was the cluster and not the job, as in "was canceled"; else empty."""
         where = f" ({self.nodes})" if self.nodes else ""
         return {
-            "CANCELLED": "was cancelled (scancel)",
+            "CANCELLED": "was canceled (scancel)",
             "PREEMPTED": "was preempted: a job of higher priority has its nodes",
             "NODE_FAIL": f"lost a node{where}",
             "BOOT_FAIL": f"got a node that could not boot{where}",
@@ -193,7 +193,7 @@ def parse(output: str) -> Mapping[str, QueuedJob]:
         nodes, _, name = rest.partition("|")
         reason = "" if reason in {"None", "(null)"} else reason
         job = QueuedJob(number=number, state=state, reason=reason, nodes=nodes)
-        # SLURM lists ended jobs for minutes, and an attempt that was cancelled before its start may have the same name.
+        # SLURM lists ended jobs for minutes, and an attempt that was canceled before its start may have the same name.
         if name not in found or not job.has_ended:
             found[name] = job
     return found
