@@ -18,7 +18,7 @@ class Storied(AgentRun):
 
 
 class NodesRun(Storied):
-    """The leading agent, and with it the whole job.
+    """The lead agent, and with it the whole job.
 
     Attributes:
         follower: The agent of node 1.

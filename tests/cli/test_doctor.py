@@ -76,7 +76,7 @@ def test_missing_requirements_are_the_result_of_each_job_of_the_pack(allranks, m
     monkeypatch.setenv("ALLRANKS_PACK", pack)
     code, _, err = allranks("doctor", "--results", "left")
     assert code == 4
-    assert f"does not meet the requirements of the pack {pack}: driver." in err
+    assert f"does not meet the requirements of the batch {pack}: driver." in err
     records = [json.loads(path.read_text()) for path in Path("left/latest").glob("cells/*/*/attempt-1/job.json")]
     assert [record["error"]["why"] for record in records] == ["driver: too old."] * len(records) != []
 

@@ -276,7 +276,7 @@ def test_a_pack_cannot_be_limited_or_resumed(plan_machines, machine, runs, also)
     cpu, _ = plan_machines()
     code, _, err = machine(cpu, *also)
     assert (code, runs) == (2, [])
-    assert "A pack always runs as planned" in err
+    assert "A batch always runs as planned" in err
 
 
 @pytest.mark.parametrize("half", ["PLAN_FILE", "PACK"])

@@ -389,7 +389,7 @@ class RankExit:
     lost: str = ""  # why its status is unknown; empty if it is known
     waits_for: Wait | None = None  # its current wait, or its last failed one
     calls: Calls | None = None  # its calls in the running test
-    was_told_to_stop: bool = False  # it was lost together with its node, whose agent was told to stop
+    was_told_to_stop: bool = False  # it was lost together with its node, whose agent received a request to stop
 
 
 RankEvent = RankReport | RankExit

@@ -15,7 +15,7 @@ from allranks.agent.rank.marker_options import is_launcher
 from allranks.protocol.refusals import too_old
 
 MANY_TESTS = 30
-"""The number of launcher tests from which on it pays to spend almost a second on making forks cheaper."""
+"""The number of multi-process tests from which on it pays to spend almost a second on making forks cheaper."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -29,7 +29,7 @@ class ItemOptions:
     reruns: int = 0  # maximum number of reruns of a failed test
     delay: float = 0.0  # seconds before each rerun
     is_fresh: bool = False  # its ranks are new processes that import its file again, not forks
-    test_group: str = ""  # launcher tests of the same group never run at the same time; empty for none
+    test_group: str = ""  # multi-process tests of the same group never run at the same time; empty for none
     # ``python FILE Class.test`` can run it, too: it is a unittest case, and its file has a ``__main__`` block.
     is_script: bool = False
     plugin_limit: TimeLimit | None = None  # the limit that pytest-timeout enforces in the ranks

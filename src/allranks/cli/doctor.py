@@ -57,7 +57,7 @@ def run(options: Options) -> ExitCode:
     pack = PlanVariables.read().pack
     if problems and pack and options.results:  # record the problems as the results of the pack's jobs
         subjects = ", ".join(dict.fromkeys(problem.subject for problem in problems))
-        what = f"{socket.gethostname()} does not meet the requirements of the pack {pack}: {subjects}."
+        what = f"{socket.gethostname()} does not meet the requirements of the batch {pack}: {subjects}."
         why = " ".join(f"{problem.subject}: {problem.text}." for problem in problems)
         raise DeviceError(what, why=why, remedy=" ".join(dict.fromkeys(problem.remedy for problem in problems)))
     return ExitCode.INFRASTRUCTURE if problems else ExitCode.OK

@@ -226,7 +226,7 @@ def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", p
     from allranks.runner.machines.plan_file import load_part  # noqa: PLC0415 - no other run needs it
 
     if options.cells or options.where or options.suite or options.is_resuming:
-        msg = "A pack always runs as planned: options cannot select some of its jobs, or resume it."
+        msg = "A batch always runs as planned: options cannot select some of its jobs, or resume it."
         remedy = f"Drop cells, --where, --suite, --resume and --lf, or unset {PLAN_FILE_VARIABLE} and {PACK_VARIABLE}."
         raise UsageError(msg, remedy=remedy)
     own = load_part(expansion, plan_file, pack)

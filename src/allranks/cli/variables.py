@@ -54,4 +54,4 @@ class PlanVariables:
             return None
         given, missing = (PLAN_FILE_VARIABLE, PACK_VARIABLE) if self.file else (PACK_VARIABLE, PLAN_FILE_VARIABLE)
         msg = f"The variable {given} is set, but {missing} is not."
-        raise UsageError(msg, remedy="Set both, to a plan file and a pack of that plan, or unset both.")
+        raise UsageError(msg, remedy="Set both, to a plan file and a batch of that plan, or unset both.")

@@ -236,7 +236,7 @@ def choice(*values: str) -> Kind:
     def read(at: At, value: str) -> str:
         at.check(value, str, "a string")
         if value not in values:
-            at.reject(f"{shown(value)} is none of {listed(values)}", did_you_mean(value, values))
+            at.reject(f"{shown(value)} is not one of {listed(values)}", did_you_mean(value, values))
         return value
 
     return Kind(" or ".join(f"`{toml(value)}`" for value in values), {"enum": [*values]}, read)

@@ -230,10 +230,10 @@ class Suite:
         whole(1, MOST_SHARDS), "The number of jobs to split the tests of each cell into.", default=1, example=4
     )
     default: bool = key(flag(), "False for a suite that only runs with `--suite`.", default=True, example=False)
-    overlap: int = key(whole(1), "The number of launcher tests that may run concurrently.", default=1, example=4)
+    overlap: int = key(whole(1), "The number of multi-process tests that may run concurrently.", default=1, example=4)
     test_groups: Mapping[str, tuple[str, ...]] = key(
         by_name(many(text())),
-        "Launcher tests that never run concurrently, by group: FILE, FOLDER or FILE::CLASS, with patterns.",
+        "Multi-process tests that never run concurrently, by group: FILE, FOLDER or FILE::CLASS, with patterns.",
         default={},
         example={"port-29500": ["tests/test_rpc.py"]},
     )

@@ -125,8 +125,8 @@ class AgentConfig:
     master_addr: str = "127.0.0.1"  # the address of the ranks' rendezvous
     mixed_skip: tuple[str, ...] = ()  # node ids (``fnmatch`` patterns) of tests that only some ranks may skip
     nodes: int = 1  # the ranks are distributed over the nodes in blocks
-    overlap: int = 1  # how many launcher tests, or gangs of repeated tests, may run at the same time
-    # By name of the group, the node ids (``fnmatch`` patterns) of launcher tests that never overlap.
+    overlap: int = 1  # how many multi-process tests, or gangs of repeated tests, may run at the same time
+    # By name of the group, the node ids (``fnmatch`` patterns) of multi-process tests that never overlap.
     test_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     process_group: bool | None = None  # whether each test gets the cell's process group; None if the test decides
     launches_ranks: bool = False  # one process runs each test, and tests start the cell's ranks themselves

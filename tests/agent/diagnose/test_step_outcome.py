@@ -244,7 +244,7 @@ def death(rank, at, number=signal.SIGTERM, **how):
     return RankExit(rank=rank, status=-number, at=at, **how)
 
 
-LOST = {"lost": "the agent of node 1 was told to stop", "was_told_to_stop": True}
+LOST = {"lost": "the agent of node 1 received a request to stop", "was_told_to_stop": True}
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,7 @@ def test_an_agent_with_the_wrong_token_is_rejected(start_nodes):
     other = type(wrong)(job.meeting.held, wrong.token)
     job.add_follower(meeting=other)
     assert job.follower.wait() == 1
-    assert failed_nodes(job.follower) == "The leading agent rejected the connection of this agent."
+    assert failed_nodes(job.follower) == "The lead agent rejected the connection of this agent."
     assert job.wait() == 1
     assert failed_nodes(job) == (
         "The agent of node 1 did not connect within 3 s (limits.assembly). "
@@ -541,7 +541,7 @@ def test_an_agent_that_dies_before_the_start_fails_the_job(start_nodes):
 def test_an_agent_that_is_told_to_stop_is_reported_as_such(hanging_job):
     hanging_job.follower.signal(signal.SIGTERM)
     assert hanging_job.finish() == (1, STOPPED_STATUS)
-    assert lost_node(hanging_job) == "The agent of node 1 was told to stop."
+    assert lost_node(hanging_job) == "The agent of node 1 received a request to stop."
 
 
 def test_a_stopped_leader_aborts_the_ranks_of_both_nodes(hanging_job):

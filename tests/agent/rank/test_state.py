@@ -86,7 +86,7 @@ RESTORED = {
     "trace functions": lambda: sys.setprofile(print_nothing),
     "exception hooks": lambda: setattr(threading, "excepthook", None),
     "the garbage collector": lambda: gc.set_threshold(1000, 11, 12),
-    "the time-out of sockets": lambda: socket.setdefaulttimeout(1.0),
+    "the timeout of sockets": lambda: socket.setdefaulttimeout(1.0),
     "logging.disable": logging.disable,
     "os.environ": lambda: setattr(os, "environ", {}),
     "sys.argv": sys.argv.clear,

@@ -1,4 +1,4 @@
-"""Launcher tests that run at the same time."""
+"""Multi-process tests that run at the same time."""
 
 import os
 import signal

@@ -228,8 +228,8 @@ PARTED = "the ranks' calls differ: rank 0 called barrier #1; rank 0 waited for i
         ),
         (
             "timed_out",
-            "tight time-out: not finished after 2 s",
-            "rank 1 timed out: tight time-out: not finished after 2 s",
+            "tight timeout: not finished after 2 s",
+            "rank 1 timed out: tight timeout: not finished after 2 s",
         ),
         ("timed_out", PARTED, f"rank 1 timed out: {PARTED}"),
         ("timed_out", "ended by pytest-timeout after 8 s", "rank 1 timed out: ended by pytest-timeout after 8 s"),

@@ -217,7 +217,7 @@ def test_a_missing_plan_file_is_an_error_with_a_remedy(path, expansion):
 def test_a_slug_without_a_digest_selects_a_pack_and_an_unknown_one_is_an_error(make, path, expansion):
     entries, _ = make(expansion)
     assert load_part(expansion, path, entries[0]["slug"]).pack.slug == entries[0]["slug"]
-    with pytest.raises(UsageError, match=r"There is no pack 'cpu-g9-1of1'"):
+    with pytest.raises(UsageError, match=r"There is no batch 'cpu-g9-1of1'"):
         load_part(expansion, path, "cpu-g9-1of1")
 
 

@@ -406,7 +406,7 @@ class LocalRanks:
         orphans: Finds the processes that they leave behind.
         recorder: torch's flight recorder, if they use it.
         stacks: Their :func:`stack_files` if these were created before the fork.
-        echo: Called with each line that ranks of a launcher test print.
+        echo: Called with each line that ranks of a multi-process test print.
         mark: The mark in their environment.
         shared: The folder that they share, which is removed with them.
         disturbers: The functions of plug-ins that disturb ranks (see :mod:`allranks.agent.job_plugins`).

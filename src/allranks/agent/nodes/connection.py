@@ -214,7 +214,7 @@ class FollowerListener:
         try:
             self._listener = _listen(config)
         except OSError as error:
-            msg = f"The leading agent cannot listen at {config.leader}:{config.port}: {error}."
+            msg = f"The lead agent cannot listen at {config.leader}:{config.port}: {error}."
             raise NodesError(msg) from error
         self._selector.register(self._listener, selectors.EVENT_READ)
 
@@ -352,7 +352,7 @@ def _connect(config: NodeConfig, deadline: float, limit: TimeLimit) -> socket.so
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LAST_RETRY)
     msg = (
-        f"The leading agent could not be reached at {config.leader}:{config.port} within {limit.words()}. "
+        f"The lead agent could not be reached at {config.leader}:{config.port} within {limit.words()}. "
         "Check that it runs, and that this node can reach that port."
     )
     raise NodesError(msg)
@@ -369,7 +369,7 @@ def _shake_hands(connection: NodeConnection, config: NodeConfig, deadline: float
     answer = _receive(connection, deadline, LeaderProof)
     if not is_proof(answer.proof, config.token, "leader", config.node, theirs, mine):
         msg = (
-            f"The process that listens at {config.leader}:{config.port} is not the leading agent of this job: it does "
+            f"The process that listens at {config.leader}:{config.port} is not the lead agent of this job: it does "
             "not have the job's token. Stop it, and run the job again."
         )
         raise NodesError(msg)
@@ -390,7 +390,7 @@ def _receive(connection: NodeConnection, deadline: float, kind: type[_Kind]) -> 
 
 
 def _rejected() -> NodesError:
-    return NodesError("The leading agent rejected the connection of this agent.")
+    return NodesError("The lead agent rejected the connection of this agent.")
 
 
 def connect_nodes(config: AgentConfig) -> dict[int, NodeConnection]:

@@ -52,7 +52,7 @@ class Follower:
             # The leader's own journal has more details than this agent could add.
             raise StopRequestedError from error
         except StopRequestedError:
-            self._report_failure("was told to stop", was_told_to_stop=True)
+            self._report_failure("received a request to stop", was_told_to_stop=True)
             raise
         except ForkServerError as error:
             self._report_failure(f"failed: the process that has imported the suite {error}")

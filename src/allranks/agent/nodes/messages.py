@@ -138,7 +138,7 @@ class Dismissed:
 class Failed:
     """The follower exits before it was dismissed."""
 
-    why: str  # a predicate, as in "was told to stop"
+    why: str  # a predicate, as in "received a request to stop"
     was_told_to_stop: bool = False
 
 

@@ -64,7 +64,7 @@ def never_runs(item: pytest.Item) -> bool:
 
 
 def has_thread_ranks(item: pytest.Item) -> bool:
-    """Whether the ranks of a launcher test are threads of the process that launches it."""
+    """Whether the ranks of a multi-process test are threads of the process that launches it."""
     return bool(getattr(getattr(item, "cls", None), "allranks_has_thread_ranks", False))
 
 
@@ -98,7 +98,7 @@ def plugin_limit(item: pytest.Item) -> TimeLimit | None:
 
 
 def _launcher_options(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
-    """The options of a launcher test: a launcher of its own, unless it starts no processes or its class keeps them."""
+    """The options of a multi-process test: an own launcher, unless it starts no processes or its class keeps them."""
     is_skipped, group = _is_skipped(item), _test_group(item, config)
     key: tuple[str, ...] = (str(index),)
     if getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False):

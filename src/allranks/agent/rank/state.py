@@ -340,7 +340,7 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object] | Non
     "trace functions": (lambda: (sys.gettrace(), sys.getprofile()), _set_trace),
     "exception hooks": (_hooks, _set_hooks),
     "the garbage collector": (lambda: (gc.isenabled(), gc.get_threshold()), _set_collector),
-    "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "the timeout of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
     "imported modules": (_imports, _set_imports),
     "builtins": _names_of(builtins),

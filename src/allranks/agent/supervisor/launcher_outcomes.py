@@ -1,4 +1,4 @@
-"""The outcomes of launcher tests, from those of their ranks and that of the launching process."""
+"""The outcomes of multi-process tests, from those of their ranks and that of the launching process."""
 
 import re
 from collections.abc import Sequence

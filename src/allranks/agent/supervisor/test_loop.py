@@ -1,6 +1,6 @@
 """Runs the collected tests on gangs, each with its own rendezvous.
 
-Launcher tests may overlap: workers are threads of the supervisor that each run some of them. A worker has its own
+Multi-process tests may overlap: workers are threads of the supervisor that each run some of them. A worker has its own
 folder for the files of its ranks, so that only one test at a time writes to a file.
 """
 
@@ -112,7 +112,7 @@ def worker_folder(results: Path, number: int) -> Path:
 
 @dataclass(kw_only=True)
 class LauncherWorkers:
-    """Threads that run launcher tests at the same time."""
+    """Threads that run multi-process tests at the same time."""
 
     count: int
     results: Path
@@ -333,7 +333,7 @@ class TestLoop:
         """Run the tests to the end, or until ``-x``, ``--maxfail`` or the user of a debugger stops the job.
 
         Args:
-            with_results_dir: Makes the node of a worker for overlapping launcher tests; None if they do not overlap.
+            with_results_dir: Makes the node of a worker for overlapping multi-process tests; None for no overlap.
 
         Raises:
             StopRequestedError: The job was ended from outside.
@@ -376,7 +376,9 @@ class TestLoop:
         forks = sum(len(self._config.local_ranks) + options[batch[0]].launches for batch in gangs)
         self._has_many_forks = forks >= MANY_FORKS
         remaining = list(range(len(self.program.tests)))
-        if with_results_dir:  # Launcher tests come first: any other test between them would wait for all that overlap.
+        if (
+            with_results_dir
+        ):  # Multi-process tests come first: any other test between them would wait for all that overlap.
             remaining.sort(key=lambda index: not options[index].launches)
         while remaining and not self._is_over():
             launcher_tests = itertools.takewhile(lambda index: options[index].launches, remaining)

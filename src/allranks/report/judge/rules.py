@@ -25,9 +25,9 @@ Of jobs:
 7. Planned jobs. A planned job without results is an error (exit code 3). So is a missing shard of a suite of which
    another shard has results, unless the merged folder's own plan leaves the shard out.
 8. Trust. Results count only in the job and the run that they belong to. Results of another run or job are an error
-   (exit code 3). So are a file that cannot be read or was changed, two different files of one rank, a rank outside the
-   world size, a journal without an end, a missing attempt, shards that were divided differently, and tests whose
-   parameters differ between attempts or shards.
+   (exit code 3). So are a file that cannot be read or was changed, two different files of one rank, and a rank outside
+   the world size. So are a journal without an end, a missing attempt, shards that were divided differently, and tests
+   whose parameters differ between attempts or shards.
 
 Over attempts, and over the tries of a test within one:
 

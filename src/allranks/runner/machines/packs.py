@@ -187,7 +187,7 @@ def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, *, mo
     groups, seconds = groups_of(matrix, jobs, foreseen), minutes * 60.0
     if (fewest := sum(len(group.packs(inf)) for group in groups)) > most:
         what = f"{fewest} entries of the job matrix are needed, over the limit of {most}."
-        why = f"There are {len(groups)} combinations of rule and image, and each pack has to end within its minutes."
+        why = f"There are {len(groups)} combinations of rule and image, and each batch has to end within its minutes."
         remedy = "Allow more entries or minutes, or plan only some of the cells with --where."
         raise UsageError(what, why=why, remedy=remedy)
     packs = [group.packs(seconds) for group in groups]

@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a declaration in, 
     return value
 
 
-_RIGHT_FILE: Final = "Use the plan file of the `allranks plan` command that made the pack."
+_RIGHT_FILE: Final = "Use the plan file of the `allranks plan` command that made the batch."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,14 +185,14 @@ def find_pack(file: PlanFile, text: str) -> PlannedPack:
     """The pack with this slug, which the digest of its plan may follow."""
     slug, at, plan_digest = text.partition("@")
     packs = {pack.slug: pack for pack in file.plan.packs}
-    contents = f"{len(file.manifest.jobs)} jobs in {len(packs)} packs"
+    contents = f"{len(file.manifest.jobs)} jobs in {len(packs)} batches"
     if at and plan_digest != file.plan.digest:
         plan = file.manifest
-        what = f"The pack {slug} belongs to the plan {plan_digest}, but {file.path} is the plan {file.plan.digest}."
+        what = f"The batch {slug} belongs to the plan {plan_digest}, but {file.path} is the plan {file.plan.digest}."
         why = f"It was written on {plan.started} by allranks {plan.allranks}, for the run {plan.run_id}: {contents}."
         raise UsageError(what, why=why, remedy=_RIGHT_FILE)
     if slug not in packs:
-        what = f"There is no pack {slug!r} in {file.path}."
+        what = f"There is no batch {slug!r} in {file.path}."
         raise UsageError(what, why=f"It has {contents}.", remedy=did_you_mean(slug, packs))
     return packs[slug]
 
@@ -231,7 +231,7 @@ class PlanPart:
             raise UsageError(msg, remedy=f"Unset {RUN_ID_VARIABLE}: the plan determines the run.")
         if pytest_args and tuple(pytest_args) != self.file.pytest_args:
             msg = f"{path} has other arguments for pytest: {shlex.join(self.file.pytest_args) or 'none'}."
-            raise UsageError(msg, remedy="Pass them to `allranks plan`, not to the runs of its packs.")
+            raise UsageError(msg, remedy="Pass them to `allranks plan`, not to the runs of its batches.")
 
 
 def load_part(expansion: Expansion, plan_file: Path, pack_text: str) -> PlanPart:

@@ -116,5 +116,5 @@ def _check_engines(matrix: Matrix) -> None:
     known = (AUTO, *engine_names())
     for rule in matrix.runners:
         if rule.engine is not None and rule.engine not in known:
-            what = f"{matrix.path}:{rule.line}: runners.engine: {shown(rule.engine)} is none of {listed(known)}."
+            what = f"{matrix.path}:{rule.line}: runners.engine: {shown(rule.engine)} is not one of {listed(known)}."
             raise MatrixError(what, remedy=did_you_mean(rule.engine, known))

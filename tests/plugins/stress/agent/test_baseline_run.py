@@ -1,4 +1,4 @@
-"""Launcher tests under torch's own runner: what is run, what counts, and when it ends."""
+"""Multi-process tests under torch's own runner: what is run, what counts, and when it ends."""
 
 import signal
 import threading

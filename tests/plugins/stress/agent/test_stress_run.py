@@ -282,7 +282,7 @@ def test_records_about_gangs_have_a_limit_and_leftovers_are_counted():
 
 
 def test_a_time_out_of_a_test_is_called_tight_under_delays_alone():
-    for skew, message in (("off", "wait timed out"), ("light", "tight time-out: wait timed out")):
+    for skew, message in (("off", "wait timed out"), ("light", "tight timeout: wait timed out")):
         job = Job("a", Stress(count=1, skew=skew))
         job.repeat(0, bad="wait timed out")
         job.journal.conclude()

@@ -332,7 +332,7 @@ def _mark_tight_timeout(end: End) -> End:
     """Mark a timeout in the test itself, which may be too short for the delays."""
     if not isinstance(end, RankEnded) or end.outcome is not Outcome.FAILED or end.consequence:
         return end
-    return replace(end, message=f"tight time-out: {end.message}") if _TIMEOUT.search(end.message) else end
+    return replace(end, message=f"tight timeout: {end.message}") if _TIMEOUT.search(end.message) else end
 
 
 def _primary_failure(ends: Sequence[End]) -> RankEnded | None:
