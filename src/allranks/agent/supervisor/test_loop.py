@@ -376,9 +376,8 @@ class TestLoop:
         forks = sum(len(self._config.local_ranks) + options[batch[0]].launches for batch in gangs)
         self._has_many_forks = forks >= MANY_FORKS
         remaining = list(range(len(self.program.tests)))
-        if (
-            with_results_dir
-        ):  # Multi-process tests come first: any other test between them would wait for all that overlap.
+        if with_results_dir:
+            # Multi-process tests come first: any other test between them would wait for all that overlap.
             remaining.sort(key=lambda index: not options[index].launches)
         while remaining and not self._is_over():
             launcher_tests = itertools.takewhile(lambda index: options[index].launches, remaining)
