@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
 
 
 MEANING: Mapping[ExitCode, str] = {
-    ExitCode.OK: "all tests passed",
+    ExitCode.OK: "no test failed",
     ExitCode.TESTS_FAILED: "tests failed",
     ExitCode.USAGE: "the request or the matrix file is wrong",
     ExitCode.UNACCOUNTED: "a cell or rank is unaccounted for",

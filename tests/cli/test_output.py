@@ -49,7 +49,7 @@ def test_colors_in_a_pipe_depend_on_the_environment(allranks, runs, monkeypatch,
     _, out, _ = allranks("run")
     _, _, err = allranks("run", "nope")
     assert out == (
-        "\x1b[1;32mexit code 0: all tests passed\x1b[0m\n" if has_colour else "exit code 0: all tests passed\n"
+        "\x1b[1;32mexit code 0: no test failed\x1b[0m\n" if has_colour else "exit code 0: no test failed\n"
     )
     assert err.startswith("\x1b[1;31mallranks: error:\x1b[0m There" if has_colour else "allranks: error: There")
     assert len(runs) == 1

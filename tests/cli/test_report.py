@@ -53,7 +53,7 @@ def test_a_report_can_be_printed_as_json(allranks, ranks):
 
 def test_a_quiet_report_prints_problems_and_the_verdict(allranks, ranks):
     folder = ranks("", "")
-    assert allranks("report", str(folder), "-q")[1] == "exit code 0: all tests passed\n"
+    assert allranks("report", str(folder), "-q")[1] == "exit code 0: no test failed\n"
     (folder / "gloo-w2-g0-env/tests/rank-1.xml").write_text(
         RANK.format(name="test_x", result='<failure message="no"/>')
     )

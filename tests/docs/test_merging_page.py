@@ -20,4 +20,4 @@ def test_its_commands_run(shell):
     commands = [command for block in found for command in block.commands]
     assert [command.split()[0] for command in commands] == [*["allranks"] * 5, "torchrun", "allranks"]
     for command in (commands[5], *commands[:5], commands[6]):  # torchrun writes what the fourth merges
-        assert "exit code 0: all tests passed" in shell(command) or command.startswith("torchrun")
+        assert "exit code 0: no test failed" in shell(command) or command.startswith("torchrun")
