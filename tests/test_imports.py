@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from allranks.engines.package import _NEEDED
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -131,6 +133,7 @@ def test_the_core_does_not_name_what_repeats_tests():
     assert named == {"allranks.plugin_manager", "allranks.nox"}
 
 
+@pytest.mark.thorough
 def test_one_package_alone_imports_junitparser_and_one_command_imports_that():
     importers = {
         name

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from long_lists import quick
 
 from allranks.interruption import RunInterrupted, block_signals, defer_signal, ignore_signals, interruptible
 
@@ -236,7 +237,7 @@ def test_an_interrupt_in_exec_as_dataclasses_use_it_leaves_the_exit_code_alone(t
     assert subprocess.run([sys.executable, "-m", "in_exec"], cwd=tmp_path, check=False).returncode == 130
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", quick(1, ["SIGINT", "SIGTERM"]))
 def test_an_interrupt_while_the_command_is_still_importing_is_told_without_a_traceback(tmp_path, name):
     (tmp_path / "argparse.py").write_text(f"import signal\nsignal.raise_signal(signal.{name})\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
@@ -245,7 +246,7 @@ def test_an_interrupt_while_the_command_is_still_importing_is_told_without_a_tra
     assert (done.returncode, done.stderr) == (130, "\nallranks: interrupted\n")
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", quick(1, ["SIGINT", "SIGTERM", "SIGHUP"]))
 def test_a_signal_that_comes_when_all_is_said_leaves_the_exit_code_alone(tmp_path, name):
     (tmp_path / "sitecustomize.py").write_text(
         f"import atexit, signal\natexit.register(signal.raise_signal, signal.{name})\n"

@@ -113,6 +113,7 @@ def test_a_list_has_each_cell_and_each_prefix_of_several_once_and_counts_them(no
     ]
 
 
+@pytest.mark.thorough
 def test_a_prefix_that_the_list_leaves_out_runs_too(nox, calls):
     for signature in ("dist(backend='nccl', world_size=2)", "dist(backend='gloo', world_size=2, gpu_count=0)"):
         assert nox("-s", signature).returncode == 0
@@ -120,6 +121,7 @@ def test_a_prefix_that_the_list_leaves_out_runs_too(nox, calls):
     assert len(calls()) == 2
 
 
+@pytest.mark.thorough
 def test_no_cell_runs_by_default(nox, calls, tmp_path):
     nox()
     assert not (tmp_path / "calls").exists()
@@ -137,6 +139,7 @@ def test_list_for_machines_has_each_cell_with_its_values_and_tags(nox):
     assert cells[2]["tags"] == ["cell", "nccl", "world2", "gpu2", "env"]
 
 
+@pytest.mark.thorough
 def test_nodes_are_an_axis_where_a_cell_has_several(nox, repository):
     (repository / "matrix.toml").write_text(MATRIX.replace("world_size = [1, 2]", "world_size = [2]\nnodes = [1, 2]"))
     done = nox("--list")
@@ -144,6 +147,7 @@ def test_nodes_are_an_axis_where_a_cell_has_several(nox, repository):
         assert f"dist(backend='gloo', world_size=2, gpu_count=0, init_method='env', nodes={nodes})" in done.stdout
 
 
+@pytest.mark.thorough
 def test_an_unknown_signature_is_not_found_and_runs_nothing(nox, calls, tmp_path):
     done = nox("-s", "dist(backend='mpi')")
     assert done.returncode != 0

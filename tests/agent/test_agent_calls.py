@@ -48,6 +48,7 @@ def test_a_collective_left_behind_fails_only_its_own_test(run_agent):
     assert agent.outcomes("test_is_innocent") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_an_uncertain_mismatch_replaces_the_gang_without_an_error(run_agent):
     suite = """
         import pytest, torch, torch.distributed as dist
@@ -105,6 +106,7 @@ def test_calls_are_not_compared_with_test_isolation(run_agent):
     assert agent.outcomes("test_forgets_to_send")[1] != "passed"
 
 
+@pytest.mark.thorough
 def test_a_gang_without_a_process_group_is_not_compared(run_agent):
     suite = """
         import pytest, torch, torch.distributed as dist
@@ -173,6 +175,7 @@ LEFT_IN_OWN_WORLD = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("left", "message"), quick(2, LEFT_IN_OWN_WORLD))
 def test_calls_in_a_group_of_the_suites_own_are_compared(run_agent, left, message):
     suite = f"""{OWN_WORLD}
@@ -197,12 +200,14 @@ def test_is_innocent(world, rank):
     assert len(agent.gangs()) == 2
 
 
+@pytest.mark.thorough
 def test_calls_in_a_group_of_a_class_are_compared_from_its_first_test(run_agent):
     agent = run_agent({"test_own.py": OWN_CLASS})
     assert agent.outcomes("test_leaves_a_message") == ("errored", "passed")
     assert agent.outcomes("test_receives_its_own") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_a_suite_whose_own_groups_match_keeps_its_gang(run_agent):
     suite = f"""{OWN_WORLD}
 def test_first(world, rank):
@@ -242,7 +247,7 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize("call", quick(2, EXPECTED))
+@pytest.mark.parametrize("call", quick(1, EXPECTED))
 def test_a_call_that_raised_as_expected_ends_the_gang(run_agent, call):
     suite = f"""{CATCHING}
 def test_expects_it(rank):
@@ -270,7 +275,7 @@ SUSPICIOUS = [
 ]
 
 
-@pytest.mark.parametrize("call", quick(3, SUSPICIOUS))
+@pytest.mark.parametrize("call", quick(1, SUSPICIOUS))
 def test_an_uncertain_mismatch_is_a_notice(run_agent, call):
     suite = f"""{CATCHING}
 def test_is_suspicious(rank):
@@ -290,7 +295,7 @@ def test_is_innocent(rank):
 DEATHS = ["os._exit(3)", "os._exit(0)", "os.kill(os.getpid(), 9)", "os.abort()"]
 
 
-@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("death", quick(1, DEATHS))
 def test_a_dead_rank_is_compared_by_its_log(run_agent, death):
     suite = f"""
         import os, torch, torch.distributed as dist
@@ -311,6 +316,7 @@ def test_a_dead_rank_is_compared_by_its_log(run_agent, death):
     assert message in agent.cases(1)["test_dies"].message
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("call", "message"),
     quick(

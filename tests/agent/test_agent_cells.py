@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from long_lists import quick
 from torch import distributed
 
 COLLECTIVE = """
@@ -19,7 +20,7 @@ COLLECTIVE = """
 """
 
 
-@pytest.mark.parametrize("init_method", ["env", "tcp", "file"])
+@pytest.mark.parametrize("init_method", quick(1, ["env", "tcp", "file"]))
 def test_ranks_meet_by_every_init_method(run_agent, init_method):
     agent = run_agent({"test_meets.py": COLLECTIVE}, init_method=init_method)
     assert agent.outcomes("test_meets") == ("passed", "passed"), agent.cases(0)["test_meets"].text

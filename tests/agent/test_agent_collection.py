@@ -1,6 +1,7 @@
 """Collection: its errors, skipped modules, and the selection of tests."""
 
 import pytest
+from long_lists import quick
 
 from allranks.protocol.records import (
     AgentFailed,
@@ -35,6 +36,7 @@ def test_modules_that_cannot_be_imported_are_reported_and_others_run(run_agent):
     assert agent.outcomes("test_passes") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_with_dash_x_a_broken_module_prevents_all_tests(run_agent):
     agent = run_agent({"test_broken.py": "1 / 0", "test_fine.py": PASSING}, pytest_args=("-x",))
     assert "ZeroDivisionError" in agent.all(CollectionFailed)[0].text
@@ -43,12 +45,15 @@ def test_with_dash_x_a_broken_module_prevents_all_tests(run_agent):
 
 @pytest.mark.parametrize(
     ("files", "words"),
-    [
-        ({"conftest.py": "import there_is_no_such_module", "test_a.py": PASSING}, "there_is_no_such_module"),
-        ({"conftest.py": "import suite", "test_a.py": PASSING}, "No module named 'suite'"),
-        ({"inner/conftest.py": "1 / 0", "inner/test_a.py": PASSING}, "ZeroDivisionError"),
-        ({"test_a.py": "def test_a(no_such_mark):\n  pass\nimport pytest\npytest.exit('at import')"}, "at import"),
-    ],
+    quick(
+        1,
+        [
+            ({"conftest.py": "import there_is_no_such_module", "test_a.py": PASSING}, "there_is_no_such_module"),
+            ({"conftest.py": "import suite", "test_a.py": PASSING}, "No module named 'suite'"),
+            ({"inner/conftest.py": "1 / 0", "inner/test_a.py": PASSING}, "ZeroDivisionError"),
+            ({"test_a.py": "def test_a(no_such_mark):\n  pass\nimport pytest\npytest.exit('at import')"}, "at import"),
+        ],
+    ),
 )
 def test_the_text_of_a_failed_collection_is_from_pytest(start_agent, files, words):
     agent = start_agent(files, world_size=1).go()
@@ -60,6 +65,7 @@ def test_the_text_of_a_failed_collection_is_from_pytest(start_agent, files, word
     assert not agent.all(GangStarted)
 
 
+@pytest.mark.thorough
 def test_a_module_that_exits_like_a_script_does_not_affect_others(run_agent):
     files = {
         "test_lacking.py": "import sys\nprint('no GPUs')\nsys.exit(0)\n" + PASSING,
@@ -88,6 +94,7 @@ def test_a_module_that_exits_like_a_script_does_not_affect_others(run_agent):
     assert agent.outcomes("test_passes") == ("passed",)
 
 
+@pytest.mark.thorough
 def test_a_file_whose_tests_are_for_absent_devices_is_skipped(run_agent):
     of_devices = """
 from torch.testing._internal.common_device_type import instantiate_device_type_tests
@@ -148,6 +155,7 @@ def test_three():
 }
 
 
+@pytest.mark.thorough
 def test_each_file_imports_the_modules_of_its_own_folder(run_agent):
     agent = run_agent(FOLDERS, world_size=1)
     assert not agent.all(CollectionFailed)
@@ -155,6 +163,7 @@ def test_each_file_imports_the_modules_of_its_own_folder(run_agent):
     assert [agent.outcomes(test) for test in tests] == [("passed",)] * 6
 
 
+@pytest.mark.thorough
 def test_collected_tests_run_with_continue_on_collection_errors(run_agent):
     files = {"test_import.py": "import there_is_no_such_module", "test_fine.py": PASSING}
     agent = run_agent(files, pytest_args=("--continue-on-collection-errors",))
@@ -172,6 +181,7 @@ def test_a_suite_of_several_paths_runs_them_in_order(run_agent):
     assert not agent.all(CollectionFailed)
 
 
+@pytest.mark.thorough
 def test_a_path_is_not_a_pattern(start_agent):
     agent = start_agent({"ab/test_a.py": PASSING, "a[b]/test_a.py": PASSING}, paths=("suite/a[b]",), world_size=1).go()
     assert agent.wait() == 1
@@ -179,6 +189,7 @@ def test_a_path_is_not_a_pattern(start_agent):
     assert not agent.all(GangStarted)
 
 
+@pytest.mark.thorough
 def test_excluded_paths_are_not_collected(run_agent):
     agent = run_agent(SEVERAL, ignored=("suite/c/test_d.py", "suite/b"), world_size=1)
     nodeids = ["suite/a/test_a.py::test_passes", "suite/c/test_[c].py::test_passes"]
@@ -186,6 +197,7 @@ def test_excluded_paths_are_not_collected(run_agent):
     assert not agent.all(CollectionFailed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("paths", "name"), [(("suite/a", "suite/b"), "found_it"), (("suite/a/in", "suite/a"), "own_it")]
 )
@@ -201,11 +213,13 @@ def test_the_configuration_is_from_the_common_folder_of_all_paths(run_agent, pat
     assert list(agent.all(Collected)[0].tests) == [f"suite/a/test_a.py::{name}"]
 
 
+@pytest.mark.thorough
 def test_an_absent_suite_is_a_failed_collection(run_agent):
     agent = run_agent({"test_a.py": PASSING}, paths=("suite", "elsewhere"))
     assert "elsewhere" in agent.all(CollectionFailed)[0].text
 
 
+@pytest.mark.thorough
 def test_an_empty_suite_passes(run_agent):
     agent = run_agent({"helper.py": ""})
     assert list(agent.all(Collected)[0].tests) == []
@@ -216,6 +230,7 @@ def test_an_empty_suite_passes(run_agent):
 THREE = {"test_three.py": "def test_red(): pass\ndef test_green(): pass\ndef test_dark_green(): pass\n"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("expression", "kept"), [("green", ["test_green", "test_dark_green"]), ("blue", [])])
 def test_deselected_tests_are_counted_and_not_run(run_agent, expression, kept):
     agent = run_agent(THREE, pytest_args=("-k", expression), world_size=1)
@@ -248,6 +263,7 @@ def test_ranks_wait_for_the_start_of_the_job(start_agent):
 TWO = {"test_a.py": "def test_one(): pass\ndef test_two(): pass\n", "test_b.py": PASSING}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -262,17 +278,20 @@ def test_paths_and_node_ids_of_the_report_choose_tests(run_agent, arguments, exp
     assert list(agent.all(Collected)[0].tests) == expected
 
 
+@pytest.mark.thorough
 def test_the_working_directory_of_tests_is_the_shared_folder(run_agent):
     agent = run_agent({"test_a.py": "import os\ndef test_place(): assert os.path.basename(os.getcwd()) == 'shared'\n"})
     assert agent.outcomes("test_place") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_collected_tests_are_reported_as_not_run(run_agent):
     agent = run_agent(TWO, pytest_args=("--collect-only",), world_size=1)
     assert agent.all(NotRun)[0].reason == "--collect-only"
     assert len(agent.all(NotRun)[0].tests) == 3
 
 
+@pytest.mark.thorough
 def test_a_hook_that_raises_when_the_session_ends_is_named(start_agent):
     conftest = """
         def pytest_sessionfinish():
@@ -287,6 +306,7 @@ def test_a_hook_that_raises_when_the_session_ends_is_named(start_agent):
     assert [case.outcome for case in agent.cases(0).values()] == ["passed"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimization", ["1", "2"])
 def test_an_interpreter_that_ignores_assert_statements_is_reported(start_command, optimization):
     """pytest still rewrites and checks the assertions of test modules."""
@@ -299,7 +319,7 @@ def test_an_interpreter_that_ignores_assert_statements_is_reported(start_command
     assert warning.text.startswith("assertions not in test modules or plugins will be ignored")
 
 
-@pytest.mark.parametrize("arguments", [(), ("-W", "ignore::pytest.PytestConfigWarning")])
+@pytest.mark.parametrize("arguments", quick(1, [(), ("-W", "ignore::pytest.PytestConfigWarning")]))
 def test_a_warning_about_the_configuration_is_reported_unless_it_is_ignored(run_agent, arguments):
     files = {"pytest.ini": "[pytest]\nno_such_option = 1", "test_small.py": "def test_passes(): pass"}
     job = run_agent(files, pytest_args=arguments)

@@ -56,7 +56,7 @@ def terminate(agent):
     agent.signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("end", [close_stdin, terminate])
+@pytest.mark.parametrize("end", quick(1, [close_stdin, terminate]))
 def test_an_agent_writes_all_results_before_it_stops(hanging_agent, end):
     agent = hanging_agent(children=1)
     end(agent)
@@ -69,6 +69,7 @@ def test_an_agent_writes_all_results_before_it_stops(hanging_agent, end):
     assert agent.all(Interrupted)
 
 
+@pytest.mark.thorough
 def test_a_second_stop_request_changes_nothing(start_agent):
     suite = f"""{WORDS}
 def test_is_slow_to_stop():
@@ -123,6 +124,7 @@ def test_a_stop_request_ends_a_collection_that_hangs(start_agent):
     assert agent.wait() == STOPPED_STATUS
 
 
+@pytest.mark.thorough
 def test_a_stop_request_ends_an_agent_that_waits_for_its_start(start_agent):
     agent = start_agent({"test_a.py": PASSING})
     agent.wait_for(Collected)
@@ -151,6 +153,7 @@ def test_the_entry_point_of_jobs_runs_a_suite(start_command):
     assert agent.outcomes("test_passes") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_terminal_summaries_of_installed_plugins_do_not_run(run_agent):
     files = {
         "test_one.py": "def test_one(): pass",
@@ -166,6 +169,7 @@ def test_terminal_summaries_of_installed_plugins_do_not_run(run_agent):
     assert "hypothesis was left alone" in agent.log
 
 
+@pytest.mark.thorough
 def test_at_the_limit_of_the_job_the_rank_that_others_wait_for_leads(run_agent):
     suite = """
 import time
@@ -199,7 +203,7 @@ def test_after():
 
 
 @pytest.mark.parametrize("seconds", quick(1, [0.3, 0.0, 1.0, 2.0]))
-@pytest.mark.parametrize("order", ["ranks first", "one rank first", "agent first"])
+@pytest.mark.parametrize("order", quick(1, ["ranks first", "one rank first", "agent first"]))
 def test_ranks_that_a_scheduler_terminates_with_the_agent_are_aborted(start_agent, order, seconds):
     agent = start_agent({"test_ended.py": ENDED}).go()
     assert [agent.word(), agent.word()] == ["hanging", "hanging"]
@@ -243,6 +247,7 @@ def test_after():
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", quick(1, [0.5, 0.0, 2.0]))
 def test_a_scheduler_that_ends_all_processes_at_collection_interrupts_the_job(start_command, seconds):
     agent = start_command({"test_collecting.py": COLLECTING})
@@ -267,6 +272,7 @@ def test_a_scheduler_that_ends_all_processes_of_a_test_interrupts_the_job(start_
     assert agent.all(Interrupted)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", quick(1, [0.5, 0.0, 2.0]))
 def test_a_scheduler_that_ends_the_fork_server_first_interrupts_the_job(start_command, seconds):
     agent = start_command({"test_between.py": BETWEEN}, isolation="test").go()
@@ -286,6 +292,7 @@ def end_children(agent, but=()):
         os.kill(pid, signal.SIGTERM)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", quick(2, [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS]))
 def test_a_rank_killed_by_another_signal_before_the_end_of_the_job_leads(start_agent, number):
     agent = start_agent({"test_ended.py": ENDED}, limits={"peer_grace": 20.0}).go()
@@ -316,6 +323,7 @@ ALONE = """
 """
 
 
+@pytest.mark.thorough
 def test_a_rank_that_ends_itself_by_sigterm_leads(run_agent):
     agent = run_agent({"test_alone.py": ALONE})
     [first] = [end for end in agent.arrived("test_ends_itself") if not end.consequence and end.outcome.is_bad]

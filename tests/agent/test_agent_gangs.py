@@ -1,6 +1,7 @@
 """The lifetime of gangs, and of their fixtures."""
 
 import pytest
+from long_lists import quick
 
 from allranks.protocol.records import NotRun
 
@@ -16,13 +17,14 @@ TWO_FILES = {
 }
 
 
-@pytest.mark.parametrize(("isolation", "gangs"), [("test", 4), ("file", 2), ("job", 1)])
+@pytest.mark.parametrize(("isolation", "gangs"), quick(1, [("test", 4), ("file", 2), ("job", 1)]))
 def test_isolation_decides_how_many_gangs_run_a_suite(run_agent, isolation, gangs):
     agent = run_agent(TWO_FILES, isolation=isolation)
     assert len(agent.gangs()) == gangs
     assert len({pid for gang in agent.gangs() for pid in gang}) == 2 * gangs
 
 
+@pytest.mark.thorough
 def test_a_gang_leaks_no_descriptor_and_no_child(run_agent):
     suite = """
         import os
@@ -49,6 +51,7 @@ def test_a_gang_leaks_no_descriptor_and_no_child(run_agent):
     assert words[0].endswith(" 2")  # the fork server and this rank
 
 
+@pytest.mark.thorough
 def test_fixtures_with_wider_scopes_are_set_up_once_per_rank_and_gang(run_agent):
     conftest = """
         import os
@@ -81,6 +84,7 @@ def test_fixtures_with_wider_scopes_are_set_up_once_per_rank_and_gang(run_agent)
     assert [word for word in words if word.endswith("agent")] == ["finish agent"]
 
 
+@pytest.mark.thorough
 def test_a_marker_requests_a_gang_without_a_process_group(run_agent):
     suite = """
         import pytest
@@ -117,7 +121,7 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize(("argument", "ran"), [("-x", 2), ("--maxfail=2", 4)])
+@pytest.mark.parametrize(("argument", "ran"), quick(1, [("-x", 2), ("--maxfail=2", 4)]))
 def test_the_job_stops_like_pytest_and_reports_tests_that_did_not_run(run_agent, argument, ran):
     agent = run_agent(MIXED, pytest_args=(argument,), world_size=1)
     [stopped] = agent.all(NotRun)
@@ -126,7 +130,7 @@ def test_the_job_stops_like_pytest_and_reports_tests_that_did_not_run(run_agent,
     assert len(agent.cases(0)) == ran
 
 
-@pytest.mark.parametrize(("allowed", "left"), [((), ["suite/test_skip.py::test_2"]), (("*::test_1",), [])])
+@pytest.mark.parametrize(("allowed", "left"), quick(1, [((), ["suite/test_skip.py::test_2"]), (("*::test_1",), [])]))
 def test_ranks_that_disagree_on_a_skip_fail_the_test_unless_allowed(run_agent, allowed, left):
     suite = """
         import pytest
@@ -141,6 +145,7 @@ def test_ranks_that_disagree_on_a_skip_fail_the_test_unless_allowed(run_agent, a
     assert [nodeid for event in agent.all(NotRun) for nodeid in event.tests] == left
 
 
+@pytest.mark.thorough
 def test_dash_x_at_the_last_test_reports_no_test_as_not_run(run_agent):
     agent = run_agent({"test_last.py": "def test_fails(): assert False"}, pytest_args=("-x",), world_size=1)
     assert not agent.all(NotRun)
@@ -188,6 +193,7 @@ def test_a_failing_process_group_is_an_error_of_the_next_test(run_agent):
     assert agent.cases(0)["test_first"].message.startswith("aborted by rank 1")
 
 
+@pytest.mark.thorough
 def test_plugins_work_inside_ranks(run_agent):
     suite = """
         import time
@@ -258,6 +264,7 @@ def test_fails_on_one(rank, slow):
 """
 
 
+@pytest.mark.thorough
 def test_a_failure_is_known_before_its_own_teardown_has_ended(run_agent):
     agent = run_agent({"test_a.py": SLOW_FINALIZER}, limits={"peer_grace": 0.5, "test": 60.0})
     assert agent.outcomes("test_fails_on_one") == ("aborted", "failed")
@@ -286,6 +293,7 @@ def test_a_skipped_subtest_does_not_skip_its_test_and_a_bad_one_fails_it(run_age
     assert agent.outcomes("test_bad_part") == ("failed", "failed")
 
 
+@pytest.mark.thorough
 def test_a_group_of_a_wider_fixture_keeps_the_gang(run_agent):
     suite = """
         import pytest

@@ -1,6 +1,7 @@
 """Which tests have a default process group, and groups that a suite creates itself."""
 
 import pytest
+from long_lists import quick
 
 CASES = """
     import unittest
@@ -111,6 +112,7 @@ NO_GROUP = """
 """
 
 
+@pytest.mark.thorough
 def test_the_key_of_the_suite_overrides_the_choice_by_test(run_agent):
     agent = run_agent({"test_a.py": NO_GROUP}, process_group=False)
     assert agent.outcomes("test_function") == agent.outcomes("test_case") == ("passed", "passed")
@@ -218,6 +220,7 @@ OF_TESTS = """
 """
 
 
+@pytest.mark.thorough
 def test_calls_in_the_group_of_an_earlier_test_are_not_compared(run_agent):
     limits = {"test": 10.0, "peer_grace": 0.5}
     agent = run_agent({"test_of.py": OF_TESTS}, process_group=False, world_size=3, limits=limits)
@@ -255,7 +258,7 @@ OF_CLASSES = """
 """
 
 
-@pytest.mark.parametrize("init_method", ["env", "tcp"])
+@pytest.mark.parametrize("init_method", quick(1, ["env", "tcp"]))
 def test_a_group_of_a_class_is_made_for_each_class_in_the_same_ranks(run_agent, init_method):
     agent = run_agent({"test_classes.py": OF_CLASSES}, init_method=init_method)
     assert agent.outcomes("test_three") == ("passed", "passed"), agent.cases(0)["test_three"].text

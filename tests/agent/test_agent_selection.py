@@ -62,6 +62,7 @@ def order(launch_fork, tmp_path_factory):
     return order
 
 
+@pytest.mark.thorough
 def test_shuffling_keeps_files_and_classes_together_and_ignores_the_selection(order):
     usual = order()
     everything = order(shuffle=3)
@@ -77,10 +78,12 @@ def test_shuffling_keeps_files_and_classes_together_and_ignores_the_selection(or
     ]
 
 
+@pytest.mark.thorough
 def test_the_seed_decides_the_order_on_all_ranks(order):
     assert len({tuple(order(shuffle=seed, world_size=2)) for seed in range(4)}) > 1
 
 
+@pytest.mark.thorough
 def test_a_notice_has_the_seed_of_the_order(run_agent):
     notices = [event.text for event in run_agent(FILES, world_size=1, shuffle=3).all(Notice)]
     assert "The order of the tests is that of --shuffle 3." in notices

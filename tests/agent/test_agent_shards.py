@@ -64,6 +64,7 @@ def test_each_test_runs_in_one_shard_in_order(run_shares):
     assert [collected(agent) for agent in agents] == [["suite/test_c.py", B1, B2, B3], [A1, A2]]
 
 
+@pytest.mark.thorough
 def test_a_broken_module_is_an_error_of_every_share_and_its_neighbours_run(run_shares):
     agents = run_shares(
         {**FILES, "test_d.py": "1 / 0"}, 2, paths=("suite/test_d.py", "suite/test_b.py", "suite/test_a.py")
@@ -72,18 +73,21 @@ def test_a_broken_module_is_an_error_of_every_share_and_its_neighbours_run(run_s
     assert [[failed.nodeid for failed in agent.all(CollectionFailed)] for agent in agents] == [["suite/test_d.py"]] * 2
 
 
+@pytest.mark.thorough
 def test_all_agents_report_the_same_split(run_shares):
     [one], [two] = (agent.all(Shared) for agent in run_shares(FILES, 2))
     assert one.split == two.split
     assert (one.elsewhere, two.elsewhere) == (2, 4)
 
 
+@pytest.mark.thorough
 def test_tests_of_other_shards_do_not_count_as_deselected(run_shares):
     agents = run_shares(FILES, 2, isolation="test", pytest_args=("-k", "test_1"))
     assert [ran(agent) for agent in agents] == [[A1], [B1]]
     assert [agent.all(Collected)[0].deselected for agent in agents] == [3, 3]
 
 
+@pytest.mark.thorough
 def test_an_agent_with_an_empty_shard_passes(run_shares):
     agents = run_shares({"test_a.py": "def test_1(): pass\n"}, 2)
     assert [collected(agent) for agent in agents] == [[A1], []]
@@ -92,6 +96,7 @@ def test_an_agent_with_an_empty_shard_passes(run_shares):
     assert agents[1].all(Finished)
 
 
+@pytest.mark.thorough
 def test_last_failed_tests_are_split_into_shards(run_share, tmp_path):
     source = "class TestA:\n" + "".join(f"    def test_{number}(self): pass\n" for number in range(6))
     failed = [f"suite/test_a.py::TestA::test_{number}" for number in (1, 4)]
@@ -129,6 +134,7 @@ def test_an_invalid_marker_fails_the_collection_of_a_shard(run_agent):
     assert not agent.ends
 
 
+@pytest.mark.thorough
 def test_a_class_that_keeps_its_ranks_is_not_split(run_shares):
     body = "".join(f"    def test_{number}(self): pass\n" for number in range(3))
     source = (

@@ -34,6 +34,7 @@ python = {python}
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stated", ["2.99.0", "1.13", f"{torch.__version__.partition('+')[0]}+cu126"])
 def test_a_given_interpreter_with_another_torch_than_the_images_is_an_error(repository, allranks, stated):
     (repository / "matrix.toml").write_text(MATRIX.format(stated=stated, python=json.dumps(sys.executable)))

@@ -202,6 +202,7 @@ def test_a_process_may_be_stopped_by_any_ancestor(events):
     assert child.was_stopped
 
 
+@pytest.mark.thorough
 def test_hostile_files_neither_block_nor_displace_small_ones(events):
     folder = events(p10=[Ended(pid=FIRST, at=2, status=-9)])
     os.mkfifo(folder / "9")

@@ -69,6 +69,7 @@ def test_breakpoint_stops_its_rank_and_peers_continue(start_agent, terminal):
     assert agent.outcomes("test_stops") == ("passed", "failed")
 
 
+@pytest.mark.thorough
 def test_a_peer_that_fails_waits_for_the_debugger(start_agent, terminal):
     tests = """
         import os, time
@@ -105,6 +106,7 @@ LAUNCHER_STOPS = """
 """
 
 
+@pytest.mark.thorough
 def test_a_rank_of_a_launcher_test_can_be_stopped(start_agent, terminal):
     agent = start_agent({"test_a.py": LAUNCHER_STOPS}, pdb_rank=1, pdb_terminal=terminal.path).go()
     terminal.type("p 'rank', self.rank")
@@ -114,6 +116,7 @@ def test_a_rank_of_a_launcher_test_can_be_stopped(start_agent, terminal):
     assert agent.outcomes("test_stops") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_quitting_the_debugger_fails_the_test(start_agent, terminal):
     agent = start_agent({"test_a.py": BREAK}, pdb_rank=1, pdb_terminal=terminal.path).go()
     terminal.type("q")
@@ -128,7 +131,7 @@ NO_LIMIT = {"process_group": 1e6, "test": 1e6, "job": 1e6}
 @pytest.mark.parametrize(
     ("test", "commands"),
     quick(
-        2,
+        1,
         [
             ("assert dist.get_rank() == 0\n    dist.barrier()", ["c"]),
             ("assert dist.get_rank() == 0\n    dist.barrier()", ["q"]),
@@ -180,6 +183,7 @@ FAILS_ELSEWHERE = """
 WAIT = "time.sleep(1.5); 'long ' + 'after the grace'"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("test", "commands"),
     quick(
@@ -214,13 +218,16 @@ def test_no_limit_ends_a_rank_at_a_later_stop(start_agent, terminal, test, comma
 
 @pytest.mark.parametrize(
     "test",
-    [
-        "def test_stops():\n    breakpoint()\n",
-        "import os\ndef test_stops():\n    assert os.environ['RANK'] == '0'\n",
-        "import pytest\ndef test_stops():\n    with pytest.raises(Exception):\n        breakpoint(); 1 / 0\n",
-        "import pytest\n@pytest.fixture\ndef stops():\n    breakpoint()\ndef test_stops(stops): pass\n",
-        LAUNCHER_STOPS,
-    ],
+    quick(
+        1,
+        [
+            "def test_stops():\n    breakpoint()\n",
+            "import os\ndef test_stops():\n    assert os.environ['RANK'] == '0'\n",
+            "import pytest\ndef test_stops():\n    with pytest.raises(Exception):\n        breakpoint(); 1 / 0\n",
+            "import pytest\n@pytest.fixture\ndef stops():\n    breakpoint()\ndef test_stops(stops): pass\n",
+            LAUNCHER_STOPS,
+        ],
+    ),
     ids=["breakpoint", "failure", "caught", "fixture", "launcher"],
 )
 def test_no_further_test_starts_after_the_user_has_quit(start_agent, terminal, test):
@@ -234,7 +241,7 @@ def test_no_further_test_starts_after_the_user_has_quit(start_agent, terminal, t
     assert [test.rpartition("::")[2] for test in left_out.tests] == ["test_later"]
 
 
-@pytest.mark.parametrize("call", ["breakpoint()", "import pdb; pdb.set_trace()"])
+@pytest.mark.parametrize("call", quick(1, ["breakpoint()", "import pdb; pdb.set_trace()"]))
 def test_without_a_terminal_the_error_names_the_remedy(run_agent, call):
     agent = run_agent({"test_a.py": f"def test_stops():\n    {call}\n"})
     assert agent.outcomes("test_stops") == ("failed", "failed")

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+from long_lists import quick
 
 from allranks.agent import linux
 from allranks.agent.gpus import check_gpus, compute, errors_of_gpus
@@ -149,7 +150,7 @@ RESET = """
 TESTS = "def test_a(rank): assert rank\ndef test_b(): pass\ndef test_c(): pass\n"
 
 
-@pytest.mark.parametrize(("gangs", "ended"), [(0, []), (1, ["test_a"]), (2, ["test_a", "test_b"])])
+@pytest.mark.parametrize(("gangs", "ended"), quick(1, [(0, []), (1, ["test_a"]), (2, ["test_a", "test_b"])]))
 def test_a_gang_that_cannot_start_on_a_lost_gpu_does_not_fail_its_test(start_agent, gangs, ended):
     files = {"conftest.py": RESET.replace("FIRST", str(gangs)), "test_it.py": TESTS}
     run = start_agent(files, gpu_count=2, gpu_device="meta", isolation="test", limits={"peer_grace": 0.3}).go()
@@ -161,6 +162,7 @@ def test_a_gang_that_cannot_start_on_a_lost_gpu_does_not_fail_its_test(start_age
     assert [record.nodeid.partition("::")[2] for record in run.all(TestStarted)] == ended
 
 
+@pytest.mark.thorough
 def test_a_gang_that_cannot_start_on_healthy_gpus_is_an_error_of_its_test(start_agent):
     files = {"conftest.py": RESET.replace("FIRST", "1"), "test_it.py": TESTS}
     run = start_agent(files, gpu_count=2, gpu_device="cpu", isolation="test", limits={"peer_grace": 0.3}).go()

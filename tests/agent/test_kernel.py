@@ -42,7 +42,7 @@ def test_this_kernel_is_accepted():
     assert found.summary.startswith(f"Linux {os.uname().release} has pidfd, ")
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", quick(1, FEATURES))
 def test_a_missing_feature_is_found_and_rejected(feature):
     code = "from allranks.agent import kernel; found = kernel.check(); print(found.summary); print(found.refusal)"
     done = without(feature, "-c", code)
@@ -80,7 +80,7 @@ def test_unexpected_fields_count_as_missing(proc):
     assert missing == ["/proc/PID/stat", "signal sets of /proc/PID/status"]
 
 
-@pytest.mark.parametrize("feature", quick(3, FEATURES))
+@pytest.mark.parametrize("feature", quick(1, FEATURES))
 def test_a_run_is_rejected_before_it_starts(repository, feature):
     done = without(feature, "-m", "allranks", "run", "--engine", "process", cwd=repository)
     first, remedy = done.stderr.splitlines()
@@ -109,7 +109,7 @@ python = "./python"
 """
 
 
-@pytest.mark.parametrize("feature", quick(3, FEATURES))
+@pytest.mark.parametrize("feature", quick(1, FEATURES))
 def test_an_agent_fails_without_blaming_a_test(repository, allranks, feature):
     (repository / "matrix.toml").write_text(MATRIX)
     command = shlex.join([sys.executable, str(ON_A_POORER_KERNEL), feature, sys.executable])
@@ -123,6 +123,7 @@ def test_an_agent_fails_without_blaming_a_test(repository, allranks, feature):
     assert code == 4
 
 
+@pytest.mark.thorough
 def test_pytest_with_ranks_is_rejected(tmp_path):
     (tmp_path / "test_a.py").write_text("def test_a(rank): pass\n")
     done = without("pidfd", "-m", "pytest", "-p", "no:cacheprovider", "--ranks", "2", cwd=tmp_path)
@@ -131,6 +132,7 @@ def test_pytest_with_ranks_is_rejected(tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_the_doctor_names_what_is_missing(tmp_path):
     done = without("memfd", "-m", "allranks", "doctor", "--engine", "process", cwd=tmp_path)
     [line] = [line for line in done.stdout.splitlines() if "kernel:" in line]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from agent_run import AgentRun, launch_command
+from long_lists import quick
 
 from allranks.agent import linux
 from allranks.agent.orphans import GANG_VARIABLE, NOBODY, Mark, show_marks
@@ -168,8 +169,10 @@ os.wait()
 """
 
 
-@pytest.mark.parametrize("prelude", ["", "os.environ.clear()", "os.environ['LONG'] = 'x' * 100_000", "os.chdir('/')"])
-@pytest.mark.parametrize("others", [{}, {"A" + GANG_VARIABLE: "other"}, {"Z": f"{GANG_VARIABLE}={NOBODY}"}])
+@pytest.mark.parametrize(
+    "prelude", quick(1, ["", "os.environ.clear()", "os.environ['LONG'] = 'x' * 100_000", "os.chdir('/')"])
+)
+@pytest.mark.parametrize("others", quick(1, [{}, {"A" + GANG_VARIABLE: "other"}, {"Z": f"{GANG_VARIABLE}={NOBODY}"}]))
 def test_a_fork_shows_the_mark_of_its_parent(prelude, others):
     environment = {**others, **os.environ, GANG_VARIABLE: NOBODY}
     command = [sys.executable, "-c", SHOW.format(prelude=prelude)]

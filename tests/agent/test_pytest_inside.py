@@ -281,24 +281,27 @@ ONE = {"test_one.py": "import sys\ndef test_one():\n    print('seen')\n    print
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("-p", "no:capture"),
-        ("-p", "no:cacheprovider", "-W", "error"),
-        ("-p", "no:terminal"),
-        ("-p", "no:faulthandler"),
-        ("-p", "no:logging"),
-        ("-s",),
-        ("-v",),
-        ("-qq",),
-        ("-n", "0"),
-        ("--durations=3",),
-        ("--setup-show",),
-        ("--import-mode=importlib",),
-        ("--capture=tee-sys",),
-        ("--basetemp=here",),
-        ("--strict-markers", "--strict-config"),
-        ("-o", "log_cli=true"),
-    ],
+    quick(
+        1,
+        [
+            ("-p", "no:capture"),
+            ("-p", "no:cacheprovider", "-W", "error"),
+            ("-p", "no:terminal"),
+            ("-p", "no:faulthandler"),
+            ("-p", "no:logging"),
+            ("-s",),
+            ("-v",),
+            ("-qq",),
+            ("-n", "0"),
+            ("--durations=3",),
+            ("--setup-show",),
+            ("--import-mode=importlib",),
+            ("--capture=tee-sys",),
+            ("--basetemp=here",),
+            ("--strict-markers", "--strict-config"),
+            ("-o", "log_cli=true"),
+        ],
+    ),
     ids=" ".join,
 )
 def test_an_option_changes_no_outcome(run_agent, arguments):
@@ -320,6 +323,7 @@ CYCLE = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("arguments", "outcome"), [((), "passed"), (("-W", "error"), "errored")], ids=str)
 def test_a_failed_finalizer_after_the_last_test_is_an_error_if_warnings_are(run_agent, arguments, outcome):
     agent = run_agent({"test_cycle.py": CYCLE}, pytest_args=arguments)
@@ -328,14 +332,17 @@ def test_a_failed_finalizer_after_the_last_test_is_an_error_if_warnings_are(run_
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (("--pdb",), "--pdb cannot be used: ranks have no terminal"),
-        (("--trace",), "--trace cannot be used: ranks have no terminal"),
-        (("--setup-only",), "--setup-only cannot be used: it runs no test"),
-        (("--setup-plan",), "--setup-plan cannot be used: it runs no test"),
-        (("-n", "2"), "pytest-xdist cannot be used, because the ranks of a cell already run its tests"),
-        (("--dist=each", "--tx=2*popen"), "pytest-xdist cannot be used"),
-    ],
+    quick(
+        1,
+        [
+            (("--pdb",), "--pdb cannot be used: ranks have no terminal"),
+            (("--trace",), "--trace cannot be used: ranks have no terminal"),
+            (("--setup-only",), "--setup-only cannot be used: it runs no test"),
+            (("--setup-plan",), "--setup-plan cannot be used: it runs no test"),
+            (("-n", "2"), "pytest-xdist cannot be used, because the ranks of a cell already run its tests"),
+            (("--dist=each", "--tx=2*popen"), "pytest-xdist cannot be used"),
+        ],
+    ),
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_an_unsupported_option_is_rejected_with_a_reason(start_agent, arguments, words):
@@ -348,12 +355,14 @@ def test_an_unsupported_option_is_rejected_with_a_reason(start_agent, arguments,
     assert agent.cases(0) == {}
 
 
+@pytest.mark.thorough
 def test_the_plugin_of_an_installed_allranks_does_nothing_in_a_job(run_agent):
     arguments = ("--ranks=3", "--pdb-rank=7")
     agent = run_agent(ONE, pytest_args=arguments, world_size=2)
     assert agent.outcomes("test_one") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_another_version_of_allranks_in_the_jobs_python_is_an_error(start_command, tmp_path):
     installed = tmp_path / "site" / "allranks-9.9.dist-info"
     installed.mkdir(parents=True)
@@ -369,13 +378,16 @@ def test_another_version_of_allranks_in_the_jobs_python_is_an_error(start_comman
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (("--no-such-option",), "unrecognized arguments: --no-such-option"),
-        (("--maxfail",), "argument --maxfail: expected one argument"),
-        (("-k", "a and"), "Wrong expression passed to '-k': a and"),
-        (("suite/nope.py",), "file or directory not found: suite/nope.py"),
-        (("suite/test_one.py::test_two",), "not found: "),
-    ],
+    quick(
+        1,
+        [
+            (("--no-such-option",), "unrecognized arguments: --no-such-option"),
+            (("--maxfail",), "argument --maxfail: expected one argument"),
+            (("-k", "a and"), "Wrong expression passed to '-k': a and"),
+            (("suite/nope.py",), "file or directory not found: suite/nope.py"),
+            (("suite/test_one.py::test_two",), "not found: "),
+        ],
+    ),
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_invalid_arguments_of_pytest_are_a_usage_error(start_agent, arguments, words):
@@ -462,6 +474,7 @@ def test_last_failed_includes_tests_that_failed_on_any_rank(run_again):
     assert names(run_again(FICKLE, "--ff"))[:2] == ["test_fails_on_one_rank", "test_fails"]
 
 
+@pytest.mark.thorough
 def test_last_failed_includes_ranks_that_disagreed_on_a_skip(run_again):
     run_again(DISAGREEING)
     assert names(run_again(DISAGREEING, "--lf")) == ["test_skips_on_one_rank"]
@@ -475,11 +488,13 @@ def test_a_partial_run_forgets_only_failures_that_passed_in_it(run_again):
     assert names(run_again(mended, "--lf")) == ["test_fails_on_one_rank"]
 
 
+@pytest.mark.thorough
 def test_new_tests_can_come_first(run_again):
     run_again({"test_b.py": FICKLE["test_b.py"]})
     assert names(run_again(FICKLE, "--nf"))[:2] == ["test_fails_on_one_rank", "test_passes"]
 
 
+@pytest.mark.thorough
 def test_stepwise_stops_at_a_failure_and_resumes_there(run_again):
     first = run_again(FICKLE, "--sw")
     assert names(first) == ["test_fails_on_one_rank"]
@@ -493,6 +508,7 @@ def test_stepwise_stops_at_a_failure_and_resumes_there(run_again):
     assert names(run_again(mended, "--sw")) == ["test_fails"]
 
 
+@pytest.mark.thorough
 def test_the_cache_is_among_the_results(run_agent):
     agent = run_agent(FICKLE, world_size=1)
     assert "test_fails" in (agent.results / "pytest-cache/v/cache/lastfailed").read_text()
@@ -555,7 +571,7 @@ def lockstep(run_once):
 
 
 @pytest.mark.parametrize(
-    "test", ["test_same_examples", "test_slow_examples", "test_method[a]", "test_method[b]", "runTest"]
+    "test", quick(1, ["test_same_examples", "test_slow_examples", "test_method[a]", "test_method[b]", "runTest"])
 )
 def test_all_ranks_run_the_same_hypothesis_examples(lockstep, test):
     assert lockstep.outcomes(test) == ("passed", "passed"), lockstep.cases(1)[test].text
@@ -626,6 +642,7 @@ LOGGING = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [(), ("--capture=sys",), ("-s",)], ids=str)
 def test_a_log_handler_created_during_import_prints_to_its_rank(run_agent, arguments):
     run = run_agent(LOGGING, pytest_args=arguments)
@@ -636,6 +653,7 @@ def test_a_log_handler_created_during_import_prints_to_its_rank(run_agent, argum
         assert "Logging error" not in case.stderr
 
 
+@pytest.mark.thorough
 def test_a_thread_of_a_library_is_a_notice(run_agent):
     native = """
         import ctypes, ctypes.util
@@ -651,7 +669,7 @@ def test_a_thread_of_a_library_is_a_notice(run_agent):
     assert agent.outcomes("test_a") == ("passed",)
 
 
-@pytest.mark.parametrize("name", quick(2, ["SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGTSTP"]))
+@pytest.mark.parametrize("name", quick(1, ["SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGTSTP"]))
 def test_a_rank_inherits_which_signals_are_ignored(start_command, name):
     """As with ``nohup``, or in a background job of a shell."""
     number = signal.Signals[name]
@@ -675,6 +693,7 @@ def test_a_rank_inherits_which_signals_are_ignored(start_command, name):
     assert job.outcomes("test_ignores_it") == job.outcomes("test_takes_the_others") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [(), ("--log-level=DEBUG",), ("-o", "log_cli=true", "--log-cli-level=INFO")])
 def test_log_handlers_of_pytest_are_not_changes_of_a_test(run_agent, arguments):
     """pytest adds some to the root logger, and to loggers that do not propagate, in each phase of a test."""

@@ -510,6 +510,7 @@ def test_the_agent_reports_its_end(zoo):
     assert zoo.all(Finished)[0].status == 0
 
 
+@pytest.mark.thorough
 def test_a_test_without_a_reported_call_is_an_error(run_agent):
     conftest = """
         import pytest

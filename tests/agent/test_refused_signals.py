@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from long_lists import quick
 
 from allranks.agent import container_init, gpus, linux, orphans
 from allranks.agent.diagnose.stacks import ParentRank, StackFile, inspect_children
@@ -79,21 +80,24 @@ def inspect_children_of_a_rank(folder, ranks, _child):
 
 @pytest.mark.parametrize(
     "clean_up",
-    [
-        lambda *_: container_init.end_orphans(0.05),
-        lambda _folder, _ranks, child: kill_orphans(lambda _pids: {child.pid}, {1: 0}, ()),
-        lambda _folder, _ranks, child: kill_orphans(lambda _pids: {child.pid}, {child.pid: 0}, ()),
-        lambda *_: end_children(),
-        lambda _folder, _ranks, child: kill_group(child.pid),
-        lambda _folder, ranks, _child: ranks[0].signal(signal.SIGTERM),
-        lambda _folder, ranks, _child: (ranks[0].freeze(), ranks[0].signal(signal.SIGTERM)),
-        lambda _folder, ranks, _child: ranks[0].kill_group(),
-        lambda _folder, ranks, _child: local_ranks._end(ranks[0].pid),
-        *(in_a_gang(lambda gang, how=how: gang.stop([0], how)) for how in Stop),
-        in_a_gang(lambda gang: kill_orphans(gang._orphans, {1: 0}, ())),
-        check_a_gpu,
-        inspect_children_of_a_rank,
-    ],
+    quick(
+        3,
+        [
+            lambda *_: container_init.end_orphans(0.05),
+            lambda _folder, _ranks, child: kill_orphans(lambda _pids: {child.pid}, {1: 0}, ()),
+            lambda _folder, _ranks, child: kill_orphans(lambda _pids: {child.pid}, {child.pid: 0}, ()),
+            lambda *_: end_children(),
+            lambda _folder, _ranks, child: kill_group(child.pid),
+            lambda _folder, ranks, _child: ranks[0].signal(signal.SIGTERM),
+            lambda _folder, ranks, _child: (ranks[0].freeze(), ranks[0].signal(signal.SIGTERM)),
+            lambda _folder, ranks, _child: ranks[0].kill_group(),
+            lambda _folder, ranks, _child: local_ranks._end(ranks[0].pid),
+            *(in_a_gang(lambda gang, how=how: gang.stop([0], how)) for how in Stop),
+            in_a_gang(lambda gang: kill_orphans(gang._orphans, {1: 0}, ())),
+            check_a_gpu,
+            inspect_children_of_a_rank,
+        ],
+    ),
 )
 def test_no_clean_up_raises(child, ranks, refuse, clean_up, tmp_path):
     refuse()
@@ -121,7 +125,7 @@ print(own.pid in linux.children(), other.pid in linux.children(), flush=True)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process that belongs to another user")
 @pytest.mark.parametrize(
-    "act", ["end_orphans(0.2)", "kill_orphans(lambda pids: linux.children(), {1: 0}, ())", "end_children()"]
+    "act", quick(1, ["end_orphans(0.2)", "kill_orphans(lambda pids: linux.children(), {1: 0}, ())", "end_children()"])
 )
 def test_a_process_of_another_user_is_named_and_all_others_are_ended(act):
     command = [sys.executable, "-c", AS_ANOTHER_USER, act]

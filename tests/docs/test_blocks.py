@@ -8,6 +8,7 @@ from datetime import date
 import pytest
 import yaml
 from blocks import ROOT, Block, blocks
+from long_lists import quick
 
 from allranks.agent.collect import suite_lists
 from allranks.matrix.declaration import load
@@ -134,7 +135,7 @@ def test_toml(block: Block, tmp_path):
     assert load(tmp_path).cells
 
 
-@pytest.mark.parametrize("block", BY_KIND["python"], ids=str)
+@pytest.mark.parametrize("block", quick(1, BY_KIND["python"]), ids=str)
 def test_python(block: Block, shell):
     if "register()" in block.text:
         shell("allranks init")
@@ -157,6 +158,7 @@ def test_yaml_calls_the_workflow_with_inputs_that_it_has():
     assert {key for key, value in inputs.items() if value.get("required")} <= set(job.get("with", {}))
 
 
+@pytest.mark.thorough
 def test_the_quick_start_of_the_readme_ends_in_the_line_that_it_shows(shell):
     block = only("README.md", "console", "--ranks")
     install, file, run = block.commands
@@ -170,6 +172,7 @@ def test_the_quick_start_of_the_readme_ends_in_the_line_that_it_shows(shell):
     assert shown.removesuffix("...") in shell(run, code=1)
 
 
+@pytest.mark.thorough
 def test_the_readme_s_commands_for_a_repository_run_in_an_empty_folder(shell):
     block = only("README.md", "console", "allranks init")
     output = [shell(command) for command in block.commands]
@@ -177,6 +180,7 @@ def test_the_readme_s_commands_for_a_repository_run_in_an_empty_folder(shell):
     assert (shell.folder / "results/latest/report.html").is_file()
 
 
+@pytest.mark.thorough
 def test_the_tutorial_from_its_first_command_to_its_last(shell):
     consoles = [block for block in BY_KIND["console"] if block.page == "docs/tutorial.md"]
     install, init, plan, first, red, again = consoles
@@ -202,13 +206,14 @@ def timeless(text):
     return " ".join(re.sub(r"\d+\.\d+ s\b|--seed \d+", "", text).split())
 
 
+@pytest.mark.thorough
 def test_torch_s_own_classes_run_by_the_plugin(shell):
     [command] = only("docs/launcher-tests.md", "console").commands
     (shell.folder / "test_torch_s.py").write_text(TORCH_CASE)
     assert "1 passed" in shell(command)
 
 
-@pytest.mark.parametrize("page", ["docs/command-line.md", "docs/matrix.md", "docs/runs.md"])
+@pytest.mark.parametrize("page", quick(1, ["docs/command-line.md", "docs/matrix.md", "docs/runs.md"]))
 def test_consoles_of_a_page_one_after_the_other(page, shell):
     (shell.folder / "tests").mkdir()
     (shell.folder / "matrix.toml").write_text(DEMO.format(python=sys.executable))

@@ -67,6 +67,7 @@ def test_every_block_is_run():
     assert [block.why_not for block in BLOCKS] == [""] * 8
 
 
+@pytest.mark.thorough
 def test_the_contract_s_tests_run_on_an_engine_of_the_package(shell, package):
     *_, conftest, tests = PYTHON
     contract = Path(__file__).parents[1] / "engine_contract.py"
@@ -91,6 +92,7 @@ def test_its_command_is_one_of_allranks(shell, package):
     assert "say hello" in shell(f"PYTHONPATH={package} allranks --help")
 
 
+@pytest.mark.thorough
 def test_its_section_is_in_the_report_of_a_merge_by_its_option(shell, package):
     case = '<testcase classname="t" name="{}" time="{}"/>'
     cases = "".join(case.format(name, time) for name, time in (("quick", 0.1), ("slow", 9), ("slower", 12)))
@@ -106,6 +108,7 @@ def test_its_section_is_in_the_report_of_a_merge_by_its_option(shell, package):
     assert "Slowest" not in shell(f"PYTHONPATH={package} allranks report ranks")
 
 
+@pytest.mark.thorough
 def test_its_table_is_one_of_the_matrix_file(shell, package):
     matrix = shell.folder / "matrix.toml"
     (shell.folder / "tests").mkdir()

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 from blocks import ROOT, blocks
 
@@ -44,6 +45,7 @@ def page_blocks(kind):
     return [block for block in blocks() if (block.page, block.kind) == (PAGE, kind)]
 
 
+@pytest.mark.thorough
 def test_its_commands_run_one_after_the_other(shell):
     for name in ("gathered", "results/20261120T101500Z-3fa2c1", "results/latest", "main", "mine"):
         write_run(shell.folder / name)

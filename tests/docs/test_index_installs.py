@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from index_installs import index_installs
+from long_lists import quick
 
 from allranks.cli import init
 
@@ -91,7 +92,7 @@ def test_the_files_that_users_read_are_checked():
     assert {"README.md", "docs/tutorial.md", ".github/workflows/dist.yml", "docs/examples/dist.yml"} <= set(texts())
 
 
-@pytest.mark.parametrize("name", texts())
+@pytest.mark.parametrize("name", quick(3, texts()))
 def test_no_file_installs_allranks_by_name(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert list(index_installs(text, has_requirement_lines=name.endswith((".md", ".txt", ".yml", ".yaml")))) == []

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from long_lists import quick
 
 EXISTING = {
     "pyproject.toml": "[project]\nname = 'x'\nversion = '1'\n[tool.pytest.ini_options]\naddopts = '-n auto'\n",
@@ -60,11 +61,14 @@ STYLES = {"tests/test_group.py": GROUP, "tests/test_spawn.py": SPAWN, "tests/tes
 
 @pytest.mark.parametrize(
     ("files", "tests"),
-    [
-        ({}, {"test_all_reduce_sums_over_ranks"}),
-        (EXISTING, {"test_all_reduce_sums_over_ranks"}),
-        (STYLES, {"test_of_torchrun", "test_of_spawn", "test_of_class"}),
-    ],
+    quick(
+        1,
+        [
+            ({}, {"test_all_reduce_sums_over_ranks"}),
+            (EXISTING, {"test_all_reduce_sums_over_ranks"}),
+            (STYLES, {"test_of_torchrun", "test_of_spawn", "test_of_class"}),
+        ],
+    ),
     ids=["empty", "with tests", "with tests of every style"],
 )
 def test_what_init_writes_runs_at_once(launch, tmp_path, monkeypatch, files, tests):

@@ -77,6 +77,7 @@ def measured_lines(data):
     return {8 * place + bit for place, byte in enumerate(rows[0][0]) for bit in range(8) if byte >> bit & 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "engine",
     ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.thorough])],
@@ -145,6 +146,7 @@ def test_fine():
 """
 
 
+@pytest.mark.thorough
 def test_what_passes_when_all_ranks_run_it_again_is_flaky(repository, launch, engine):
     done = launch(repository(FLAKY), "--engine", engine, "--", "--reruns=2")
     assert done.code == 0, done.output

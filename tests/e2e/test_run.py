@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from junit2htmlreport.parser import Junit
 from junitparser import JUnitXml, Properties
+from long_lists import quick
 
 from allranks.protocol.skip_codes import SkipCode
 from allranks.testing.shared_files import wait_until
@@ -117,6 +118,7 @@ def test_another_reader_of_junit_counts_the_same(launch, scratch):
     assert counts_by_junitparser(report) == counts_by_junit2html(report) == (4, 2, 1)
 
 
+@pytest.mark.thorough
 def test_the_suites_of_this_repository_pass(launch, engine):
     done = launch(ROOT, "gloo-w2-g0-env", "--engine", engine, "--", "-k", "broadcast")
     assert done.code == 0, done.output
@@ -128,6 +130,7 @@ def test_the_suites_of_this_repository_pass(launch, engine):
     assert record["deselected"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_gpus")
 def test_a_cell_whose_gpus_are_not_here_is_skipped_test_by_test_with_torchs_code(launch, engine):
     from torch.distributed import is_nccl_available
@@ -165,6 +168,7 @@ def test_kills_its_agent(rank):
 """
 
 
+@pytest.mark.thorough
 def test_words_of_a_test_that_cannot_be_printed_end_nothing(launch, scratch):
     done = launch(scratch(HOSTILE), "--engine", "process", "--", "-k", "terminal")
     assert done.code == 1, done.output
@@ -172,6 +176,7 @@ def test_words_of_a_test_that_cannot_be_printed_end_nothing(launch, scratch):
     assert (done.folder / "junit.xml").exists()
 
 
+@pytest.mark.thorough
 def test_an_agent_that_is_killed_takes_what_its_ranks_had_started_with_it(launch, scratch):
     # `launch` asserts that nothing of the run is left
     done = launch(scratch(HOSTILE), "--engine", "process", "--", "-k", "agent")
@@ -179,24 +184,28 @@ def test_an_agent_that_is_killed_takes_what_its_ranks_had_started_with_it(launch
     assert "The agent ended before its work was done, with status -9" in done.output
 
 
+@pytest.mark.thorough
 def test_a_suite_without_tests_is_an_error(launch, scratch):
     done = launch(scratch("VALUE = 1\n"), "--engine", "process")
     assert done.code == 5
     assert "No test was collected" in done.output
 
 
+@pytest.mark.thorough
 def test_a_suite_that_skips_as_a_whole_ran_nothing(launch, scratch):
     suite = "import pytest\npytest.skip('no GPU', allow_module_level=True)\n"
     done = launch(scratch(suite), "--engine", "process")
     assert done.code == 5, done.output
 
 
+@pytest.mark.thorough
 def test_a_selection_that_leaves_nothing_ran_nothing(launch, scratch):
     done = launch(scratch(EVERY_END), "--engine", "process", "--", "-k", "nosuch")
     assert done.code == 5, done.output
     assert "tests were deselected." in done.output
 
 
+@pytest.mark.thorough
 def test_stopping_at_the_first_failure_leaves_the_rest_unrun(launch, scratch):
     done = launch(scratch(EVERY_END), "--engine", "process", "--", "-x")
     assert done.code == 1, done.output
@@ -266,6 +275,7 @@ def test_a_results_folder_that_cannot_be_used_is_said_before_anything_runs(launc
     assert "running" not in done.output
 
 
+@pytest.mark.thorough
 def test_a_python_without_torch_is_told_and_never_green(launch, scratch):
     folder = scratch(EVERY_END)
     (folder / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
@@ -302,6 +312,7 @@ def test_an_interrupt_ends_a_run_with_a_partial_report(launch, scratch, engine, 
     assert cases["test_failing"].result[0].message.startswith("rank 1 failed")
 
 
+@pytest.mark.thorough
 def test_a_second_run_of_one_id_is_refused_while_the_first_one_lives_and_after_it(launch, scratch, monkeypatch):
     monkeypatch.delenv("ALLRANKS_INVOCATION_ID", raising=False)  # these tests may be run by nox themselves
     folder = scratch(ENDLESS)
@@ -322,6 +333,7 @@ def test_a_second_run_of_one_id_is_refused_while_the_first_one_lives_and_after_i
     assert sorted((launch.results / launch.run_id / "cells").rglob("attempt-*")) == before
 
 
+@pytest.mark.thorough
 def test_a_cell_and_its_prefix_run_one_after_the_other_under_one_nox(launch, scratch, monkeypatch):
     monkeypatch.setenv("ALLRANKS_INVOCATION_ID", "one-nox")
     folder = scratch(TWO_ENDS)
@@ -335,6 +347,7 @@ def test_a_cell_and_its_prefix_run_one_after_the_other_under_one_nox(launch, scr
     assert records[0]["finished"] < records[1]["started"]
 
 
+@pytest.mark.thorough
 def test_what_a_killed_run_left_is_cleaned_up(launch, scratch, engine, left_of):
     with launch.start(scratch(ENDLESS), "--engine", engine) as process:
         wait_for(process, "first failure")
@@ -387,6 +400,7 @@ def test_passes_the_second_time():
 """
 
 
+@pytest.mark.thorough
 def test_what_passes_when_tried_again_is_good_and_flaky(launch, scratch, tmp_path):
     done = launch(scratch(FLAKY.format(once=str(tmp_path / "once"))), "--engine", "process", "--reruns", "1")
     assert done.code == 0, done.output
@@ -421,11 +435,14 @@ def test_a_suite_is_what_its_patterns_match_but_for_what_it_excludes(scratch, la
 
 @pytest.mark.parametrize(
     ("conftest", "arguments", "code"),
-    [
-        ("", ("-k", "nosuch"), 5),
-        ("def pytest_sessionfinish(session): session.exitstatus = 1\n", (), 1),
-        pytest.param("", (), 0, marks=pytest.mark.thorough),
-    ],
+    quick(
+        1,
+        [
+            ("", ("-k", "nosuch"), 5),
+            ("def pytest_sessionfinish(session): session.exitstatus = 1\n", (), 1),
+            pytest.param("", (), 0, marks=pytest.mark.thorough),
+        ],
+    ),
 )
 def test_the_exit_code_that_pytest_would_have(scratch, launch, conftest, arguments, code):
     folder = scratch("def test_fine(): pass\n")
@@ -434,6 +451,7 @@ def test_the_exit_code_that_pytest_would_have(scratch, launch, conftest, argumen
     assert done.code == code, done.output
 
 
+@pytest.mark.thorough
 def test_a_rank_is_debugged_on_the_terminal_of_the_run(scratch, launch):
     folder = scratch("def test_stops(rank):\n    breakpoint()\n    assert rank == 0\n")
     command = [sys.executable, "-m", "allranks", "run", "--results", str(launch.results), "--pdb-rank", "0"]

@@ -44,6 +44,7 @@ def bare_host(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("bare_host")
 def test_a_run_on_a_terminal_does_without_docker_rich_and_nvml():
     status, output = on_a_terminal("run", "--engine", "process", "--seed", "7")

@@ -368,6 +368,7 @@ def outcome_of(data: bytes, tmp_path: Path) -> str:
         return outcome
 
 
+@pytest.mark.thorough
 def test_an_archive_that_is_cut_at_any_byte_is_an_error_and_nothing_else(tmp_path):
     assert {outcome_of(SMALL[:end], tmp_path) for end in range(0, len(SMALL) - 1024, 13)} <= {
         "ReadError",
@@ -375,6 +376,7 @@ def test_an_archive_that_is_cut_at_any_byte_is_an_error_and_nothing_else(tmp_pat
     }
 
 
+@pytest.mark.thorough
 def test_an_archive_that_is_damaged_at_any_byte_is_an_error_or_files_and_nothing_else(tmp_path):
     places = [place for place, value in enumerate(SMALL) if value or place % 61 == 0]
     found = {

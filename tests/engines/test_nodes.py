@@ -286,6 +286,7 @@ def ends(records):
     return passed | {(record.rank, record.outcome) for record in records if isinstance(record, RankEnded)}
 
 
+@pytest.mark.thorough
 def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id):
     ending, records, results = run_job()
     assert ending == JobExit(status=0, followers=(NodeExit(status=0),))
@@ -294,6 +295,7 @@ def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id)
     assert not [name for name in left_of(run_id) if name.startswith("process")]
 
 
+@pytest.mark.thorough
 def test_a_killed_agent_is_reported_and_nothing_is_left(run_job, left_of, run_id):
     ending, records, _ = run_job(str(int(signal.SIGKILL)))
     assert ending.status == 1

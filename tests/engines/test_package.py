@@ -59,6 +59,7 @@ for module in ("allranks.agent.supervisor.job", *sys.argv[2:]):
 """
 
 
+@pytest.mark.thorough
 def test_a_copy_of_the_package_can_be_imported_on_its_own_with_the_parts_of_plug_ins(tmp_path):
     """As in a job's supervisor, which only has the standard library."""
     made = copied_package(tmp_path / "cache")

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from long_lists import quick
 
 from allranks.ownership import lock_folder
 from allranks.testing.shared_files import wait_until
@@ -55,16 +56,19 @@ def test_without_a_gpu_each_part_has_its_reason_and_the_exit_code_is_5(tmp_path)
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
-    [
-        (["--minutes", "0"], "--minutes 0 is not between 0 and 1440"),
-        (["--minutes", "nan"], "--minutes nan is not between"),
-        (["--minutes", "soon"], "invalid float value: 'soon'"),
-        (["--only", "everything"], "invalid choice: 'everything'"),
-        (["--python", "/nowhere/python"], "/nowhere/python cannot be run"),
-        (["--out", "/proc/nowhere"], "cannot be made"),
-        (["--nonsense"], "unrecognized arguments: --nonsense"),
-        (["--wheels", "/nowhere"], "--wheels /nowhere holds no wheel"),
-    ],
+    quick(
+        1,
+        [
+            (["--minutes", "0"], "--minutes 0 is not between 0 and 1440"),
+            (["--minutes", "nan"], "--minutes nan is not between"),
+            (["--minutes", "soon"], "invalid float value: 'soon'"),
+            (["--only", "everything"], "invalid choice: 'everything'"),
+            (["--python", "/nowhere/python"], "/nowhere/python cannot be run"),
+            (["--out", "/proc/nowhere"], "cannot be made"),
+            (["--nonsense"], "unrecognized arguments: --nonsense"),
+            (["--wheels", "/nowhere"], "--wheels /nowhere holds no wheel"),
+        ],
+    ),
 )
 def test_bad_arguments_are_refused_in_one_sentence(tmp_path, arguments, why):
     python = [] if "--python" in arguments else ["--python", sys.executable]
@@ -82,6 +86,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
     assert "is not empty" in errors
 
 
+@pytest.mark.thorough
 def test_an_interrupt_keeps_what_was_found_and_leaves_no_process(tmp_path):
     only = [f"--only={name}" for name in ("kernel", "fault-job-limit-in-a-kernel", "check-of-a-sick-gpu")]
     (tmp_path / "tmp").mkdir()
@@ -182,6 +187,7 @@ def test_a_check_that_is_broken_is_not_proved(tmp_path, checkout):
     assert done.returncode == 1
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_keeps_each_part_that_has_ended(tmp_path):
     only = ["--only=kernel", "--only=fault-job-limit-in-a-kernel"]
     process = subprocess.Popen(command(tmp_path / "out", "--pretend", *only), stdout=subprocess.PIPE, text=True)
@@ -206,6 +212,7 @@ def wheels(tmp_path):
     return folder
 
 
+@pytest.mark.thorough
 def test_wheels_are_there_for_the_script_and_the_ranks(tmp_path, wheels, checkout):
     for path in ("parts/containers.py", "suites/inside/test_inside.py"):
         file = checkout / "tests/gpu_acceptance" / path
@@ -218,6 +225,7 @@ def test_wheels_are_there_for_the_script_and_the_ranks(tmp_path, wheels, checkou
         assert done.returncode == code, done.stdout
 
 
+@pytest.mark.thorough
 def test_wheels_of_the_checkout_are_found_on_the_users_python_path(wheels, checkout):
     wheel = shutil.move(wheels / "brought-1-py3-none-any.whl", checkout)
     file = checkout / "tests/gpu_acceptance/machine.py"
@@ -242,10 +250,13 @@ def test_wheels_of_the_checkout_are_found_on_the_users_python_path(wheels, check
 
 @pytest.mark.parametrize(
     ("name", "content", "why"),
-    [
-        ("numpy-2-cp312-cp312-manylinux_2_28_x86_64.whl", b"", "is not a pure-Python wheel"),
-        ("broken-1-py3-none-any.whl", b"PK nonsense", "cannot be read: File is not a zip file"),
-    ],
+    quick(
+        1,
+        [
+            ("numpy-2-cp312-cp312-manylinux_2_28_x86_64.whl", b"", "is not a pure-Python wheel"),
+            ("broken-1-py3-none-any.whl", b"PK nonsense", "cannot be read: File is not a zip file"),
+        ],
+    ),
 )
 def test_a_wheel_that_cannot_be_used_is_refused(tmp_path, wheels, name, content, why):
     (wheels / name).write_bytes(content)
@@ -263,6 +274,7 @@ def test_parts_that_need_the_gpus_to_themselves_run_alone():
     assert "fault-out-of-memory" in alone
 
 
+@pytest.mark.thorough
 def test_a_host_without_docker_rich_and_nvml_is_proved_all_the_same(tmp_path, checkout):
     for name in ("docker", "rich", "pynvml"):
         stub = checkout / "tests/gpu_acceptance/pretence/modules" / f"{name}.py"

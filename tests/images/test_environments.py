@@ -161,6 +161,7 @@ def test_an_environment_that_was_made_while_one_waited_is_taken(made, monkeypatc
     assert made == []
 
 
+@pytest.mark.thorough
 def test_two_processes_make_an_environment_once(tmp_path):
     command = [sys.executable, "-c", MAKE, str(tmp_path / "log")]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]

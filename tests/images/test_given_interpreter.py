@@ -65,6 +65,7 @@ def test_what_the_interpreter_lacks_is_installed_above_it(environment, given):
     assert not list(above.glob("torch*"))
 
 
+@pytest.mark.thorough
 def test_a_package_that_requires_another_torch_is_an_error(environment):
     with pytest.raises(EnvironmentBuildError, match=r"torch==3\.0"):
         environment("wants_old")
@@ -114,6 +115,7 @@ def test_without_packages_it_is_used_as_it_is(environment, given, progress):
     assert (made.python, made.python_path, progress) == (str(given), (), [])
 
 
+@pytest.mark.thorough
 def test_an_interpreter_that_has_all_of_them_is_used_as_it_is(environment, given, progress, tmp_path):
     command = [sys.executable, "-m", "pip", "--python", str(given), "install", "-q", "pytest"]
     subprocess.run(command, check=True)

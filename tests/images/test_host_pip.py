@@ -20,6 +20,7 @@ def request(tmp_path, *arguments, markers=None):
     )
 
 
+@pytest.mark.thorough
 def test_a_failure_of_pip_is_an_error_with_pips_own_errors(tmp_path, progress):
     with pytest.raises(ImageError) as error:
         run_pip(request(tmp_path, "download", "--no-index", "--dest=x", "nowhere==1"), progress)
@@ -35,6 +36,7 @@ def test_the_indented_lines_of_an_error_are_included():
     assert cause(lines) == "These do not:\nsix (from a)\nseven"
 
 
+@pytest.mark.thorough
 def test_markers_are_those_of_the_image_and_not_of_the_host(tmp_path, progress, make_wheel):
     links = tmp_path / "links"
     make_wheel(links, "top", "1.0", requires=['old ; python_version < "3.0"', 'new ; python_version >= "3.0"'])

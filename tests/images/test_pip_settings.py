@@ -46,10 +46,12 @@ def write(file, text):
     file.write_text(text)
 
 
+@pytest.mark.thorough
 def test_a_host_without_configuration_has_no_settings(tmp_path):
     assert settings(tmp_path) == ()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "value"),
     quick(
@@ -72,18 +74,21 @@ def test_a_variable_that_decides_what_is_installed_counts(tmp_path, monkeypatch,
     assert len(settings(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("name", ["PIP_TIMEOUT", "PIP_DEFAULT_TIMEOUT", "PIP_CERT", "PIP_NO_INPUT", "PIP_CACHE_DIR"])
+@pytest.mark.parametrize(
+    "name", quick(1, ["PIP_TIMEOUT", "PIP_DEFAULT_TIMEOUT", "PIP_CERT", "PIP_NO_INPUT", "PIP_CACHE_DIR"])
+)
 def test_one_that_does_not_is_left_out(tmp_path, monkeypatch, name):
     monkeypatch.setenv(name, "1")
     assert settings(tmp_path) == ()
 
 
-@pytest.mark.parametrize("place", ["system/pip/pip.conf", "home/.pip/pip.conf", "config/pip/pip.conf"])
+@pytest.mark.parametrize("place", quick(1, ["system/pip/pip.conf", "home/.pip/pip.conf", "config/pip/pip.conf"]))
 def test_each_file_that_pip_reads_counts(tmp_path, place):
     write(tmp_path / place, "[global]\nindex_url = https://example.org/simple\ntimeout = 3\n")
     assert settings(tmp_path) == ("global.index-url=https://example.org/simple",)
 
 
+@pytest.mark.thorough
 def test_pip_is_asked_once_until_a_file_or_a_variable_changes(tmp_path, monkeypatch):
     queried = []
     ask_pip = pip_settings._query
@@ -99,6 +104,7 @@ def test_pip_is_asked_once_until_a_file_or_a_variable_changes(tmp_path, monkeypa
     assert len(queried) == 4
 
 
+@pytest.mark.thorough
 def test_no_login_is_kept(tmp_path, monkeypatch, own_cache):
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:s3cret@example.org/simple")
     settings(tmp_path)
@@ -115,6 +121,7 @@ def test_a_python_without_pip_has_no_settings(tmp_path, monkeypatch):
     assert pip_settings.pip_settings(tmp_path, str(python)) == ()
 
 
+@pytest.mark.thorough
 def test_a_configured_file_replaces_that_of_the_user(tmp_path, monkeypatch):
     write(tmp_path / "home/.pip/pip.conf", "[global]\npre = 1\n")
     write(tmp_path / "own.conf", "[install]\nfind-links =\n    /a\n    /b\n")
@@ -130,11 +137,13 @@ def test_a_file_that_pip_cannot_read_is_left_to_pip(tmp_path):
     assert settings(tmp_path) == ()
 
 
+@pytest.mark.thorough
 def test_links_relative_to_a_project_are_those_of_that_project(monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "wheels https://example.org/x")
     assert settings(Path("/one")) == (".find-links=/one/wheels https://example.org/x",)
 
 
+@pytest.mark.thorough
 def test_the_text_of_constraints_counts(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_CONSTRAINT", "limits.txt")
     write(tmp_path / "limits.txt", "numpy<2\n-c more.txt\n")
@@ -142,6 +151,7 @@ def test_the_text_of_constraints_counts(tmp_path, monkeypatch):
     assert settings(tmp_path) == (".constraint=numpy<2\n-c more.txt\n\nsix<2\n",)
 
 
+@pytest.mark.thorough
 def test_a_login_does_not_count(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:s3cret@example.org/simple")
     assert settings(tmp_path) == (".index-url=https://****@example.org/simple",)

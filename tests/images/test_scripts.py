@@ -53,6 +53,7 @@ def test_nox_without_the_venv_module_is_an_error_with_a_remedy(checkout, tmp_pat
     assert "apt install python3-venv" in result.stderr
 
 
+@pytest.mark.thorough
 def test_nox_leaves_no_environment_when_its_install_fails(checkout):
     nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     result = run(checkout / "scripts/nox", PYTHON=sys.executable, **nowhere)

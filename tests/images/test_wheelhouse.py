@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from long_lists import quick
 
 from allranks.errors import ImageError
 from allranks.images import wheels
@@ -62,6 +63,7 @@ def test_the_wheels_of_torch_are_apart_from_the_others(wanted, progress):
     assert names(house.tools) == ["pip-26.0"]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("links")
 def test_wheels_are_those_of_the_images_python(wanted, progress):
     house = resolve(wanted, progress)
@@ -75,6 +77,7 @@ def test_a_package_may_bound_what_torch_depends_on(wanted, progress):
     assert names(resolve(replace(wanted, recipe=recipe), progress).torch) == ["sympy-1.0", "torch-2.13.0+cpu"]
 
 
+@pytest.mark.thorough
 def test_a_wheelhouse_is_resolved_once(wanted, progress, links):
     first = resolve(wanted, progress)
     for wheel in links.iterdir():
@@ -132,19 +135,21 @@ def hashed(tmp_path, links):
     return write
 
 
+@pytest.mark.thorough
 def test_a_requirements_file_with_hashes_is_resolved(wanted, hashed, progress):
     house = resolve(replace(wanted, recipe=hashed("pip")), progress)
     assert names(house.torch) == ["sympy-2.0", "torch-2.13.0+cpu"]
     assert names(house.packages) == ["pluggy-1.0", "pytest-9.0"]
 
 
-@pytest.mark.parametrize("name", ["torch", "pytest", "pluggy"])
+@pytest.mark.parametrize("name", quick(1, ["torch", "pytest", "pluggy"]))
 def test_a_package_without_a_hash_is_an_error_with_a_remedy(wanted, hashed, progress, name):
     with pytest.raises(ImageError, match=name) as error:
         resolve(replace(wanted, recipe=hashed("pip", name)), progress)
     assert "--generate-hashes" in error.value.remedy
 
 
+@pytest.mark.thorough
 def test_a_wheel_of_another_hash_is_refused(wanted, hashed, progress, tmp_path):
     recipe = hashed("pip")
     text = (tmp_path / "requirements.txt").read_text()
@@ -182,6 +187,7 @@ def indexes(tmp_path, links, make_wheel, monkeypatch):
     return own, tools
 
 
+@pytest.mark.thorough
 def test_the_index_of_an_image_is_the_only_one(wanted, indexes, progress):
     recipe = replace(wanted.recipe, index=indexes[0])
     assert "sympy-1.0" in names(resolve(replace(wanted, recipe=recipe), progress).torch)
@@ -199,6 +205,7 @@ def test_a_further_index_alone_joins_those_of_the_host(wanted, indexes, progress
     assert "sympy-99.0" in names(resolve(replace(wanted, recipe=recipe), progress).torch)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("indexes")
 def test_what_the_only_index_lacks_is_an_error_that_names_the_key_for_another(wanted, indexes, progress):
     recipe = replace(wanted.recipe, index=indexes[1])

@@ -103,6 +103,7 @@ print(count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 10
 """
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_report(write):
     text = "x" * 20_000
     case = f'<testcase classname="c" name="n{{}}" time="1"><failure message="m">{text}</failure></testcase>\n'

@@ -5,6 +5,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from long_lists import quick
 
 from allranks.protocol.tracebacks import excerpt, folded, headline, is_tool, line_in
 from allranks.protocol.xml_text import file_of
@@ -206,13 +207,13 @@ def test_any_text_can_be_read_and_loses_nothing_but_frames_of_tools(text):
 
 @pytest.mark.parametrize(
     "piece",
-    [
+    quick(1, [
         "-", "+", "+-", " |", "E\n", "a:1: ", "a/", "\n\n", '  File "', '  File "a", line 1, in a\n', "a:1: in a\n",
         "a:1: \n\n", "_ _ _\n", "Traceback (most recent call last):\n", "Thread 0x", "  +- 1 -\n", "9", "\t", "suite/",
         'Current thread 0x (most recent call first):\n  File "a", line 1 in a\n',
-    ],
+    ]),
 )  # fmt: skip
-@pytest.mark.parametrize("around", ["{}", '  File "{}', "/repo/suite/test_a.py:{}"])
+@pytest.mark.parametrize("around", quick(1, ["{}", '  File "{}', "/repo/suite/test_a.py:{}"]))
 def test_no_text_takes_more_than_linear_time(piece, around):
     text = around.format(piece * (100_000 // len(piece)))
     began = time.process_time()

@@ -6,6 +6,7 @@ import sys
 import tempfile
 
 import pytest
+from long_lists import quick
 
 from allranks.pytest_plugin import kept_results
 from allranks.pytest_plugin.kept_results import KEPT, new_folder, remove, remove_older
@@ -55,6 +56,7 @@ def test_the_results_of_the_last_sessions_are_kept(temporary):
     assert kept(temporary) == names[-KEPT:]
 
 
+@pytest.mark.thorough
 def test_the_results_of_a_running_session_are_kept(temporary):
     process, name = start_session(temporary)
     others = [run_session(temporary) for _ in range(KEPT + 1)]
@@ -148,7 +150,7 @@ def test_a_link_among_the_sessions_is_not_followed(temporary, tmp_path_factory):
     assert (elsewhere / "file").exists()
 
 
-@pytest.mark.parametrize("name", ["session-", "session-x", "session-1-old", "mine"])
+@pytest.mark.parametrize("name", quick(1, ["session-", "session-x", "session-1-old", "mine"]))
 def test_what_has_another_name_stays(temporary, name):
     (kept_results.root() / name).mkdir()
     for _ in range(KEPT + 1):

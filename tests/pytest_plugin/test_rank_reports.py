@@ -106,7 +106,7 @@ def test_torchrun_ends_no_rank_before_the_report_is_written(tmp_path, environmen
 @pytest.mark.parametrize(
     ("suite", "codes"),
     quick(
-        2,
+        1,
         [
             ("def test_it(rank): pytest.skip('not here')", [5, 0]),
             ("def test_it(process_group): pytest.skip('not here')\ndef test_other(): pytest.skip('nor here')", [5, 0]),
@@ -122,6 +122,7 @@ def test_ranks_that_execute_no_test_exit_as_their_merged_report_does(start, suit
     assert ("No test executed" in ended[0][0]) == (codes[0] == 5)
 
 
+@pytest.mark.thorough
 def test_attributes_that_a_suite_records_are_no_error_of_the_merged_report(start):
     suite = "def test_it(rank, record_xml_attribute): record_xml_attribute('assay', 5)"
     assert [code for _, code in start("report.xml", "report.xml", suite=suite)] == [0, 0]

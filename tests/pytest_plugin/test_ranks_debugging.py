@@ -83,7 +83,7 @@ def test_last(): pass
 @pytest.mark.parametrize(
     ("commands", "endings", "status"),
     quick(
-        2,
+        1,
         [
             (["c", "c"], ["1 failed, 2 passed"], 1),
             (["p rank", "c", "c"], ["1 failed, 2 passed"], 1),
@@ -157,6 +157,7 @@ def connect(port):
     raise TimeoutError
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "stops"),
     [pytest.param((), 1, marks=pytest.mark.thorough), (("--ranks=2", "--ranks-timeout=1"), 2)],

@@ -118,6 +118,7 @@ def test_passes(): pass
 """
 
 
+@pytest.mark.thorough
 def test_warnings_of_modules_are_shown_once_and_notices_of_the_ranks_too(session):
     status, output = session("--ranks=2", "-p", "no:timeout", test_it=WARNS)
     assert status == 0
@@ -206,6 +207,7 @@ def test_on_a_ci_service_the_summary_has_one_line_for_a_failure(session):
     assert re.fullmatch("=+ 1 failed in .*", summary[2])
 
 
+@pytest.mark.thorough
 def test_a_test_selected_by_id_in_a_subfolder_runs_alone(session, tmp_path):
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "conftest.py").write_text(AROUND_TESTS)
@@ -221,6 +223,7 @@ def test_a_test_selected_by_id_in_a_subfolder_runs_alone(session, tmp_path):
     assert "2 passed, 1 deselected" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -244,6 +247,7 @@ def test_paths_are_relative_to_where_pytest_was_started(session, tmp_path, argum
     assert not (tmp_path / "own").exists()
 
 
+@pytest.mark.thorough
 def test_debug_without_a_file_overwrites_no_test(session, tmp_path):
     suite = "def test_it(): pass\n"
     status, output = session("--ranks=2", "test_it.py", "--debug", test_it=suite)
@@ -276,27 +280,30 @@ WRONG_BACKENDS = [
 
 @pytest.mark.parametrize(
     ("arguments", "variables", "words"),
-    [
-        (("-n", "2"), {}, "-n of pytest-xdist"),
-        (("--pdb",), {}, "--pdb cannot be used.*Use --pdb-rank N."),
-        (("--pdb-rank=1",), {}, "--pdb-rank needs a terminal"),
-        (("--pdb-rank=2",), {}, "the ranks are 0 to 1"),
-        (("--ranks=0",), {}, "the number of ranks must be from 1"),
-        (("--ranks=10001",), {}, "the number of ranks must be from 1 to 10000"),
-        *quick(2, WRONG_BACKENDS),
-        (("--ranks-timeout=0",), {}, "--ranks-timeout 0: the number of seconds must be greater than 0"),
-        (("--ranks-timeout=-3",), {}, "the number of seconds must be greater than 0"),
-        (("--ranks-timeout=nan",), {}, "the number of seconds must be greater than 0"),
-        (("--ranks-timeout=inf",), {}, "the number of seconds must be greater than 0"),
-        ((), {"RANK": "0", "WORLD_SIZE": "2"}, r"this process is already one of 2 ranks \(WORLD_SIZE\)"),
-        (
-            (),
-            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
-            r"this process is already one of 2 ranks \(SLURM_STEP_NUM_TASKS\)",
-        ),
-        ((), {"WORLD_SIZE": "3"}, "--ranks is 2, but WORLD_SIZE is 3"),
-        ((), {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', which is not a non-negative number"),
-    ],
+    quick(
+        1,
+        [
+            (("-n", "2"), {}, "-n of pytest-xdist"),
+            (("--pdb",), {}, "--pdb cannot be used.*Use --pdb-rank N."),
+            (("--pdb-rank=1",), {}, "--pdb-rank needs a terminal"),
+            (("--pdb-rank=2",), {}, "the ranks are 0 to 1"),
+            (("--ranks=0",), {}, "the number of ranks must be from 1"),
+            (("--ranks=10001",), {}, "the number of ranks must be from 1 to 10000"),
+            *quick(2, WRONG_BACKENDS),
+            (("--ranks-timeout=0",), {}, "--ranks-timeout 0: the number of seconds must be greater than 0"),
+            (("--ranks-timeout=-3",), {}, "the number of seconds must be greater than 0"),
+            (("--ranks-timeout=nan",), {}, "the number of seconds must be greater than 0"),
+            (("--ranks-timeout=inf",), {}, "the number of seconds must be greater than 0"),
+            ((), {"RANK": "0", "WORLD_SIZE": "2"}, r"this process is already one of 2 ranks \(WORLD_SIZE\)"),
+            (
+                (),
+                {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+                r"this process is already one of 2 ranks \(SLURM_STEP_NUM_TASKS\)",
+            ),
+            ((), {"WORLD_SIZE": "3"}, "--ranks is 2, but WORLD_SIZE is 3"),
+            ((), {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', which is not a non-negative number"),
+        ],
+    ),
     ids=str,
 )
 def test_conflicting_options_are_a_usage_error(session, arguments, variables, words):
@@ -317,6 +324,7 @@ def pytest_collection_modifyitems(items):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "variables",
     [

@@ -8,6 +8,7 @@ import socket
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from long_lists import quick
 
 from allranks.errors import AllranksError
 from allranks.report.input_rule import InputRule
@@ -159,8 +160,8 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("make", quick(1, MAKERS.values()), ids=MAKERS)
+@pytest.mark.parametrize("place", quick(1, PLACES))
 def test_anything_in_any_place(tmp_path, place, make):
     write(tmp_path)
     path = tmp_path / place

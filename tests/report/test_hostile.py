@@ -10,6 +10,7 @@ from pathlib import Path
 
 import junitparser
 import pytest
+from long_lists import quick
 
 from allranks.report.input_rule import InputRule
 from allranks.report.judge.exit_code import exit_code
@@ -36,7 +37,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", quick(3, FILES), ids=lambda path: path.stem)
 def test_a_hostile_file_comes_to_what_stands_beside_it(folder, file):
     expected = json.loads(file.with_suffix(".json").read_text())
     (folder / "cell/hostile/rank-0.xml").write_bytes(file.read_bytes())
@@ -51,7 +52,7 @@ def test_a_hostile_file_comes_to_what_stands_beside_it(folder, file):
     assert exit_code(merged, nothing_ran_allowed=False) == (0 if expected["exit_code"] == 5 else expected["exit_code"])
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", quick(3, FILES), ids=lambda path: path.stem)
 def test_the_report_of_a_hostile_file_is_well_formed_and_has_a_testcase_for_each_verdict(folder, file):
     (folder / "cell/hostile/rank-0.xml").write_bytes(file.read_bytes())
     merged, tests = judged(folder)
@@ -78,6 +79,7 @@ def test_a_folder_in_place_of_a_file_is_not_ignored(folder, name):
     assert exit_code(merged, nothing_ran_allowed=False) == 3
 
 
+@pytest.mark.thorough
 def test_a_message_of_fifty_megabytes_is_cut(folder):
     case = f'<testcase classname="t" name="a"><failure message="{"m" * (50 << 20)}">text</failure></testcase>'
     (folder / "cell/hostile/rank-0.xml").write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")

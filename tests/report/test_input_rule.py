@@ -212,6 +212,7 @@ UNREAD = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", UNREAD)
 def test_what_could_have_results_and_is_not_read_is_an_error_unless_it_is_ignored(ranks, name):
     root = ranks(*FLAT)

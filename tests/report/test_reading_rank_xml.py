@@ -137,6 +137,7 @@ def test_colours_as_pytest_writes_them_are_removed(write_ranks: Write):
     assert (result.name, result.message, result.text, result.stdout) == ("x[#x1B[31m]", "no", "E  no", "shown #x1Bx")
 
 
+@pytest.mark.thorough
 def test_file_and_line_of_a_testcase_are_kept_and_pytest_s_lines_count_from_one(tmp_path: Path):
     (tmp_path / "test_real.py").write_text("def test_a():\n    pass\n\ndef test_b():\n    assert 0\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"]

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from long_lists import quick
 
 from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
@@ -144,7 +145,7 @@ def test_skips_and_tears_down(broken): pytest.skip("x")
 """
 
 
-@pytest.mark.parametrize("chosen", ["passing", "failing", "skipping", "tears_down", ""])
+@pytest.mark.parametrize("chosen", quick(1, ["passing", "failing", "skipping", "tears_down", ""]))
 def test_pytests_own_counts_are_no_contradiction(tmp_path, chosen):
     (tmp_path / "test_real.py").write_text(SUITE)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=rank-0.xml", "-k", chosen]

@@ -139,6 +139,7 @@ def test_the_summary_has_the_verdict_then_cells_then_failures_whose_text_it_take
     assert r"| gloo-w2-g0-env | collectives | 2 | 1 | 1 | 0 | 0 | 2.50 s |" in text
 
 
+@pytest.mark.thorough
 def test_the_summary_stays_small_however_much_went_wrong(run_folder):
     run_folder.manifest(ENV)
     failed = {"outcome": "failed"}

@@ -146,6 +146,7 @@ def test_two_folders_of_one_number_are_two_attempts(good):
     assert "job.json is missing" in judged(good.path)[0]["allranks::job"].message
 
 
+@pytest.mark.thorough
 def test_folders_may_be_deeper_than_python_recurses(tmp_path, request):
     here = os.open(tmp_path, os.O_RDONLY)
     for _ in range(1200):

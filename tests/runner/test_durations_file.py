@@ -50,6 +50,7 @@ def test_written_durations_can_be_read(durations):
     assert parse(render(durations)) == durations
 
 
+@pytest.mark.thorough
 @given(DURATIONS, st.randoms())
 def test_the_file_does_not_depend_on_the_order_of_measurements(durations, random):
     def shuffled(value):

@@ -251,6 +251,7 @@ def test_a_claimed_job_that_never_began_is_free_when_its_owner_is_dead(take, els
     take("b", ONE)
 
 
+@pytest.mark.thorough
 def test_sessions_of_one_invocation_run_different_jobs_concurrently_and_the_same_job_in_turn(
     take, elsewhere, make_folder, jobs, lines
 ):

@@ -115,6 +115,7 @@ def overtaken_by(book, name):
     return counts
 
 
+@pytest.mark.thorough
 def test_a_run_that_needs_all_gpus_waits_for_at_most_one_job_of_each_other_run(compete):
     small = [(f"small-{number}", 1, 40) for number in range(5)]
     found = overtaken_by(compete(("large", 4, 3), *small), "large")

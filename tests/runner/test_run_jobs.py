@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from allranks.runner.run_jobs import DESCRIPTORS, _relative
 
 PROGRAM = """
@@ -31,6 +33,7 @@ def test_the_limit_is_not_raised_further_than_needed():
     assert limits_from(256, 2048, enough=1024) == (1024, 2048)
 
 
+@pytest.mark.thorough
 def test_a_high_limit_is_not_changed():
     assert limits_from(512, 2048, enough=300) == (512, 2048)
 

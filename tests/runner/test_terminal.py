@@ -144,6 +144,7 @@ def test_the_table_shows_each_job_with_its_test_and_names_the_first_failure_whil
         terminal.wait_for_end()
 
 
+@pytest.mark.thorough
 def test_the_final_screen_has_the_output_of_a_plain_run(start, repository):
     found = []
     for environment in ({}, {"TERM": "dumb"}):
@@ -198,6 +199,7 @@ def test_a_small_terminal_without_colors_shows_what_fits(start):
     assert not [each for each in colours if re.search(rb"\b[34]\d\b", each)]
 
 
+@pytest.mark.thorough
 def test_a_closed_terminal_interrupts_the_run(start, repository):
     with start(CELLS[0], "--endless") as terminal:
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"])

@@ -14,6 +14,7 @@ from behaviour_map import (
     torch_tests,
     troubles,
 )
+from long_lists import quick
 
 NOT_IN_TORCH = {
     # A function within another test of that class.
@@ -47,7 +48,7 @@ def test_map_has_all_classes_of_the_list():
     ]
 
 
-@pytest.mark.parametrize("suite", SUITES_OF_THE_MAP)
+@pytest.mark.parametrize("suite", quick(1, SUITES_OF_THE_MAP))
 def test_every_test_of_the_map_exists(suite):
     named = {test for item in KNOWN for test in item.tests if test.startswith(f"{suite}/")}
     assert named - suite_tests(suite) == set()

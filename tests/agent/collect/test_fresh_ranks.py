@@ -120,6 +120,7 @@ USES_POOL = """
 """
 
 
+@pytest.mark.thorough
 def test_a_session_wide_pool_works_in_the_tests_and_is_closed(run_agent):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -133,6 +134,7 @@ def test_a_session_wide_pool_works_in_the_tests_and_is_closed(run_agent):
     agent.assert_nothing_left()
 
 
+@pytest.mark.thorough
 def test_all_tests_run_in_new_processes_if_a_hook_after_collection_starts_a_thread(run_agent):
     conftest = """
         import threading
@@ -165,6 +167,7 @@ ONLY_ONCE = """
 """
 
 
+@pytest.mark.thorough
 def test_a_file_that_cannot_be_imported_again_is_an_error_of_its_tests(run_agent):
     agent = run_agent({"test_once.py": ONLY_ONCE}, world_size=1)
     case = agent.cases(0)["test_never_runs"]

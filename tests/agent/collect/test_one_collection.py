@@ -50,6 +50,7 @@ def collect(run_command):
     return run
 
 
+@pytest.mark.thorough
 def test_every_process_collects_with_the_runs_seed(collect):
     one, again, other = collect(FILES), collect(FILES), collect(FILES, seed=8)
     assert len(one) == 6 + 6 + 2 + 2 + 6 + 1
@@ -66,6 +67,7 @@ def test_random_parameters_do_not_depend_on_earlier_files(collect):
     assert alone == {test: all_files[test] for test in alone}
 
 
+@pytest.mark.thorough
 def test_the_users_hash_seed_is_kept(collect):
     one, two = (collect(FILES, environment={"PYTHONHASHSEED": seed}) for seed in ("1", "2"))
     again = collect(FILES, seed=8, environment={"PYTHONHASHSEED": "1"})
@@ -88,6 +90,7 @@ THREADED = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("source", "environment", "outcome"),
     quick(

@@ -3,6 +3,7 @@
 import textwrap
 
 import pytest
+from long_lists import quick
 
 SUITE = """
     import os
@@ -72,7 +73,7 @@ def passes(job, test):
     return set(job.outcomes(test)) == {"passed"}
 
 
-@pytest.mark.parametrize("isolation", ["test", "file", "job"])
+@pytest.mark.parametrize("isolation", quick(1, ["test", "file", "job"]))
 def test_no_rank_clears_the_temporary_files_of_another(run_agent, base, isolation):
     job = run_agent(
         {"test_small.py": SUITE},
@@ -88,6 +89,7 @@ def test_no_rank_clears_the_temporary_files_of_another(run_agent, base, isolatio
     assert folders == {("gloo-w2-g0-env", "small", gang, f"rank-{rank}") for gang in gangs for rank in range(3)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["addopts", "variable", "relative"])
 def test_each_rank_has_its_own_folder_however_it_is_set(run_agent, tmp_path, base, way):
     files, variables, arguments = {"test_small.py": SUITE}, {}, ()
@@ -101,6 +103,7 @@ def test_each_rank_has_its_own_folder_however_it_is_set(run_agent, tmp_path, bas
     assert all(passes(job, f"test_files_stay[{number}]") for number in range(3))
 
 
+@pytest.mark.thorough
 def test_ranks_in_new_processes_have_their_own_paths(run_agent, base, tmp_path):
     log = tmp_path / "run.log"
     job = run_agent(
@@ -114,12 +117,14 @@ def test_ranks_in_new_processes_have_their_own_paths(run_agent, base, tmp_path):
     assert len([*tmp_path.glob("run.ranks/*/*/gang-*/rank-*.log")]) == 8
 
 
+@pytest.mark.thorough
 def test_a_launcher_and_its_ranks_keep_their_files(run_agent, base):
     job = run_agent({"test_small.py": LAUNCHER}, pytest_args=(f"--basetemp={base}",), environment={"BASE": str(base)})
     assert job.outcomes("test_one") == job.outcomes("test_two") == ("passed", "passed")
     assert len([*base.rglob("own")]) == 4
 
 
+@pytest.mark.thorough
 def test_a_job_clears_only_the_files_of_earlier_jobs_of_its_cell(run_agent, base):
     kept, stale = base / "gloo-w2-g0-tcp" / "small" / "kept", base / "gloo-w2-g0-env" / "small" / "gang-9" / "stale"
     mine = base / "mine"
@@ -148,13 +153,16 @@ LOGGING = """
 
 @pytest.mark.parametrize(
     ("arguments", "ini"),
-    [
-        (("--log-file=logs/run.log",), ""),
-        (("--log-file", "logs/run.log", "--log-file-mode=a"), ""),
-        (("-o", "log_file=logs/run.log"), ""),
-        ((), "log_file = logs/run.log"),
-        (("--debug=logs/run.log",), ""),
-    ],
+    quick(
+        1,
+        [
+            (("--log-file=logs/run.log",), ""),
+            (("--log-file", "logs/run.log", "--log-file-mode=a"), ""),
+            (("-o", "log_file=logs/run.log"), ""),
+            ((), "log_file = logs/run.log"),
+            (("--debug=logs/run.log",), ""),
+        ],
+    ),
 )
 def test_each_process_writes_its_own_file(run_agent, tmp_path, arguments, ini):
     job = run_agent({"pytest.ini": f"[pytest]\n{ini}\n", "test_small.py": LOGGING}, pytest_args=arguments)
@@ -173,12 +181,13 @@ def test_each_process_writes_its_own_file(run_agent, tmp_path, arguments, ini):
     assert not (tmp_path / "code" / "logs" / "run.log").exists()
 
 
-@pytest.mark.parametrize("arguments", [("--log-file=/dev/null",), ("-p", "no:tmpdir"), ("-p", "no:logging")])
+@pytest.mark.parametrize("arguments", quick(1, [("--log-file=/dev/null",), ("-p", "no:tmpdir"), ("-p", "no:logging")]))
 def test_paths_that_are_not_files_are_not_changed(run_agent, arguments):
     job = run_agent({"test_small.py": "def test_passes(): pass"}, pytest_args=arguments)
     assert job.outcomes("test_passes") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_a_folder_that_cannot_be_created_fails_the_tests_that_use_it(run_agent, tmp_path):
     (tmp_path / "file").touch()
     suite = "def test_asks(tmp_path): pass\ndef test_passes(): pass"

@@ -44,6 +44,7 @@ def conftest(hook, way):
     return f"import ctypes, os, signal, sys, threading\nimport pytest\n{HOOKS[hook]}\n    {way}\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("hook", "way"), quick(3, HOOKS_AND_WAYS))
 def test_a_hook_that_exits_with_success_ends_the_session(run_agent, hook, way):
     job = run_agent({"conftest.py": conftest(hook, WAYS[way].replace("STATUS", "0")), **SUITE})
@@ -53,7 +54,8 @@ def test_a_hook_that_exits_with_success_ends_the_session(run_agent, hook, way):
 
 @pytest.mark.parametrize("status", quick(1, [77, 5, 1]))
 @pytest.mark.parametrize(
-    ("hook", "way"), [("session_finish", way) for way in WAYS] + [("unconfigure", "os._exit"), ("unconfigure", "C")]
+    ("hook", "way"),
+    quick(1, [*(("session_finish", way) for way in WAYS), ("unconfigure", "os._exit"), ("unconfigure", "C")]),
 )
 def test_a_hook_that_exits_with_another_status_changes_that_of_the_session(start_agent, hook, way, status):
     job = start_agent({"conftest.py": conftest(hook, WAYS[way].replace("STATUS", str(status))), **SUITE}).go()
@@ -71,7 +73,7 @@ def test_a_hook_that_exits_with_the_status_of_a_failed_session_adds_nothing(run_
 
 
 @pytest.mark.parametrize(
-    ("way", "number"), [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL")]
+    ("way", "number"), quick(1, [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL")])
 )
 @pytest.mark.parametrize("hook", quick(1, ["session_finish", "unconfigure"]))
 def test_a_crash_at_the_end_of_the_session_does_not_fail_a_test(start_agent, hook, way, number):
@@ -82,7 +84,7 @@ def test_a_crash_at_the_end_of_the_session_does_not_fail_a_test(start_agent, hoo
     assert {case.outcome for case in job.cases(0).values()} == {"passed"}
 
 
-@pytest.mark.parametrize("way", quick(2, [*WAYS.values(), "session.exitstatus = STATUS"]))
+@pytest.mark.parametrize("way", quick(1, [*WAYS.values(), "session.exitstatus = STATUS"]))
 def test_a_rank_in_a_new_process_may_exit_at_the_end_of_its_session(start_agent, way):
     way = f"if 'RANK' in os.environ:\n        {way}"
     job = start_agent({"conftest.py": conftest("session_finish", way.replace("STATUS", "0")), **THREADED}).go()
@@ -93,7 +95,7 @@ def test_a_rank_in_a_new_process_may_exit_at_the_end_of_its_session(start_agent,
 @pytest.mark.parametrize(
     ("way", "message"),
     quick(
-        2,
+        1,
         [
             ("raise LookupError('no such store')", f"{CHANGED} on rank 1 from 0 to 1."),
             ("os.abort()", "Rank 1 was killed by SIGABRT when it ended its pytest session."),

@@ -79,6 +79,7 @@ ADDS = "def pytest_configure(config):\n    config.addinivalue_line('markers', 't
 INI = "[pytest]\nmarkers =\n    timeout(seconds): a limit\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("more", "arguments", "is_ignored"),
     [

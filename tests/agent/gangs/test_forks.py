@@ -266,6 +266,7 @@ def test_an_invalid_reply_is_a_fork_server_error(start_server, end, program, why
         list(start_server(f"{program}\ntime.sleep(60)").replies(end))
 
 
+@pytest.mark.thorough
 def test_the_fork_server_reports_an_invalid_request():
     with ExitStack() as stack:
         own, its, handover = (stack.enter_context(end) for end in (*socket.socketpair(), socket.socket()))
@@ -395,6 +396,7 @@ def test_a_request_with_a_hundred_thousand_tests_arrives_complete(start_server, 
     assert start_server(program).finish(MANY, end) == ([], SessionEnded(own=0, status=100_000))
 
 
+@pytest.mark.thorough
 def test_a_server_that_does_not_read_times_out(start_server, end):
     server = start_server(f"{IGNORE_STACKS_SIGNAL}time.sleep(60)")
     with pytest.raises(ForkServerError, match="does not answer"):
@@ -408,12 +410,14 @@ def test_a_server_that_does_not_read_does_not_delay_the_end_of_the_job(start_ser
         server.finish(MANY, end)
 
 
+@pytest.mark.thorough
 def test_a_server_that_ends_within_a_request_has_no_session_end(start_server, end):
     server = start_server("control.recv(1000)\nos._exit(5)")
     assert server.finish(MANY, end) == ([], None)
     assert server.describe_exit() == "ended with exit status 5"
 
 
+@pytest.mark.thorough
 def test_the_server_can_report_and_read_at_the_same_time(start_server, end):
     program = """
 for number in range(2000):

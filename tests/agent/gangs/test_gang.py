@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from long_lists import quick
 
 from allranks.agent import linux
 from allranks.agent.channel import Debugging, End, Leaving, PhasesEnded, RankEnd, RankExit, Released, RunTest, StepEnded
@@ -154,17 +155,20 @@ def test_the_first_failure_is_primary_and_peers_get_the_grace(start_gang):
 
 @pytest.mark.parametrize(
     ("answer", "outcome", "message"),
-    [
-        (leave(0), Outcome.CRASHED, "rank 0 exited with code 0 during the test"),
-        (leave(3), Outcome.CRASHED, "rank 0 exited with code 3 during the test"),
-        (announce_and_leave(90), Outcome.CRASHED, "rank 0 exited with code 90 during the test"),
-        (announce_and_leave(72), Outcome.SKIPPED, skip_codes.reason_of_exit(72)),
-        (leave(72), Outcome.CRASHED, "rank 0 exited with code 72 during the test"),
-        (announce_and_leave(77, announced=72), Outcome.CRASHED, "rank 0 exited with code 77 during the test"),
-        (lambda _: os.kill(os.getpid(), signal.SIGKILL), Outcome.CRASHED, "rank 0 was killed by SIGKILL"),
-        (close_connection, Outcome.CRASHED, "rank 0 closed its connection to the supervisor and was killed"),
-        (send_garbage, Outcome.CRASHED, "rank 0 wrote into its connection to the supervisor and was killed"),
-    ],
+    quick(
+        3,
+        [
+            (leave(0), Outcome.CRASHED, "rank 0 exited with code 0 during the test"),
+            (leave(3), Outcome.CRASHED, "rank 0 exited with code 3 during the test"),
+            (announce_and_leave(90), Outcome.CRASHED, "rank 0 exited with code 90 during the test"),
+            (announce_and_leave(72), Outcome.SKIPPED, skip_codes.reason_of_exit(72)),
+            (leave(72), Outcome.CRASHED, "rank 0 exited with code 72 during the test"),
+            (announce_and_leave(77, announced=72), Outcome.CRASHED, "rank 0 exited with code 77 during the test"),
+            (lambda _: os.kill(os.getpid(), signal.SIGKILL), Outcome.CRASHED, "rank 0 was killed by SIGKILL"),
+            (close_connection, Outcome.CRASHED, "rank 0 closed its connection to the supervisor and was killed"),
+            (send_garbage, Outcome.CRASHED, "rank 0 wrote into its connection to the supervisor and was killed"),
+        ],
+    ),
 )
 def test_a_rank_that_ends_without_a_report_is_described_by_its_exit(start_gang, answer, outcome, message):
     [ended] = start_gang([answer]).run(RUN, DEADLINES).outcomes
@@ -199,6 +203,7 @@ def stop_first(answer):
     return act
 
 
+@pytest.mark.thorough
 def test_a_stopped_rank_that_reads_no_command_does_not_block_others(start_gang):
     gang = start_gang([stop_first(report(PASSED)), pass_long], [report(PASSED), report(StepEnded(nodeid=LONG))])
     assert gang.run(RUN, DEADLINES).is_clean
@@ -230,7 +235,7 @@ def wait_for_state(pid, state):
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("die", [leave(3), lambda _: os.kill(os.getpid(), signal.SIGKILL), close_connection])
+@pytest.mark.parametrize("die", quick(1, [leave(3), lambda _: os.kill(os.getpid(), signal.SIGKILL), close_connection]))
 def test_a_rank_that_dies_while_it_reads_a_long_command_has_crashed(start_gang, die):
     def pass_and_die(end):
         end.send(PASSED)
@@ -243,6 +248,7 @@ def test_a_rank_that_dies_while_it_reads_a_long_command_has_crashed(start_gang, 
     assert outcomes(step) == {0: Outcome.CRASHED, 1: Outcome.PASSED}
 
 
+@pytest.mark.thorough
 def test_a_rank_that_shuts_its_connection_down_is_killed(start_gang):
     def shut_down(end):
         end._socket.shutdown(socket.SHUT_RD)
@@ -283,6 +289,7 @@ def test_an_exit_between_two_tests_is_an_outcome_of_the_second(start_gang):
     assert outcomes(gang.run(RUN, DEADLINES)) == {0: Outcome.CRASHED}
 
 
+@pytest.mark.thorough
 def test_an_exit_after_the_ranks_own_part_counts_while_a_peer_is_in_the_test(start_gang):
     def report_and_leave(end):
         end.send(PASSED)
@@ -357,6 +364,7 @@ def test_data_of_a_forked_child_is_noted_only_in_its_own_test(start_gang):
     assert gang.run(RUN, DEADLINES).foreign_senders == set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
 @pytest.mark.parametrize("moment", range(6))
 def test_the_system_clock_may_be_set_at_any_moment_of_a_test(monkeypatch, start_gang, jump, moment):
@@ -413,6 +421,7 @@ def open_descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.thorough
 def test_a_rank_that_was_inspected_stays_frozen_until_it_is_stopped(tmp_path):
     def lead_and_wait(_end):
         signal.signal(STACKS_SIGNAL, lambda *_: None)
@@ -464,6 +473,7 @@ def test_processes_of_a_stopped_rank_are_killed_and_not_reported(tmp_path, job_e
     assert linux.children() == known
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("closes", [True, False], ids=["after its connection", "after all"])
 def test_processes_that_a_slow_rank_leaves_behind_are_reported(tmp_path, job_end, closes):
     """On a busy host an exit takes seconds, and the rank is killed."""
@@ -537,6 +547,7 @@ def test_a_stop_request_interrupts_a_step(start_gang, job_end):
         gang.run(RUN, DEADLINES)
 
 
+@pytest.mark.thorough
 def test_the_time_limit_of_the_job_interrupts_a_step_and_names_the_hanging_rank(start_gang, job_end, monkeypatch):
     gang = start_gang([wait])
     monkeypatch.setattr(job_end, "_deadline", 0.0)
@@ -561,6 +572,7 @@ def test_an_exit_that_came_with_the_stop_request_is_not_lost(tmp_path, job_end):
     gang.close()
 
 
+@pytest.mark.thorough
 def test_a_debugging_report_does_not_pause_the_clock_without_a_debugger(start_gang):
     def pretend(end):
         end.send(Debugging(is_waiting=True))
@@ -570,6 +582,7 @@ def test_a_debugging_report_does_not_pause_the_clock_without_a_debugger(start_ga
     assert outcome.outcome is Outcome.TIMED_OUT
 
 
+@pytest.mark.thorough
 def test_a_rank_that_dies_in_the_debugger_does_not_pause_the_clock(tmp_path, job_end):
     def die(end):
         end.send(Debugging(is_waiting=True))
@@ -585,6 +598,7 @@ def test_a_rank_that_dies_in_the_debugger_does_not_pause_the_clock(tmp_path, job
     gang.close()
 
 
+@pytest.mark.thorough
 def test_a_launcher_can_restart_the_clock(start_gang):
     def start_clock_and_wait(end):
         end.send(Released(nodeid=TEST, world_size=2))
@@ -641,6 +655,7 @@ MARKED = TimeLimit(value=0.2, setting="@pytest.mark.time_limit")
 OF_LAUNCHER = TimeLimit(value=0.1, setting="--ranks-timeout", margin=0.2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("waiting", "deadlines", "message"),
     [
@@ -697,6 +712,7 @@ def test_the_peer_of_a_rank_that_skipped_is_aborted_once_it_waits(start_gang, tm
     assert (aborted.outcome, aborted.caused_by) == (Outcome.ABORTED, 0)
 
 
+@pytest.mark.thorough
 def test_the_peer_of_a_rank_that_skipped_may_continue_while_it_does_not_wait(start_gang):
     def skip_later(end):
         signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
@@ -709,6 +725,7 @@ def test_the_peer_of_a_rank_that_skipped_may_continue_while_it_does_not_wait(sta
     }
 
 
+@pytest.mark.thorough
 def test_the_peer_of_a_rank_that_skipped_is_aborted_at_the_limit(start_gang):
     step = start_gang([report(SKIPPED)], [wait]).run(RUN, within(0.5, skip=0.1))
     aborted = step.outcomes[1]
@@ -717,6 +734,7 @@ def test_the_peer_of_a_rank_that_skipped_is_aborted_at_the_limit(start_gang):
     assert not step.is_clean
 
 
+@pytest.mark.thorough
 def test_the_peer_of_a_rank_that_may_skip_alone_has_the_whole_limit(start_gang):
     deadlines = within(0.5)
     step = start_gang([report(SKIPPED)], [wait]).run(RUN, deadlines)

@@ -1,5 +1,7 @@
 import sys
 
+import pytest
+
 from allranks.agent.rank.imports import ImportWatch, preload
 
 SUITE = """
@@ -15,6 +17,7 @@ SUITE = """
 """
 
 
+@pytest.mark.thorough
 def test_late_imports_of_one_gang_are_preloaded_for_the_next(run_agent):
     agent = run_agent({"test_late.py": SUITE}, isolation="test")
     assert agent.outcomes("test_first") == ("passed", "passed")

@@ -1,5 +1,7 @@
 """Suites that query GPUs where CUDA must not be initialized: during the import, and before they start ranks."""
 
+import pytest
+
 from allranks.protocol.records import CollectionFailed
 
 GPU = """
@@ -56,6 +58,7 @@ SUITE = {
 }
 
 
+@pytest.mark.thorough
 def test_ranks_are_forks_of_a_process_without_cuda(run_agent):
     agent = run_agent(SUITE)
     assert agent.outcomes("test_a_rank_initializes_cuda_and_its_agent_does_not") == ("passed", "passed")

@@ -437,6 +437,7 @@ def test_the_output_of_ranks_is_streamed_on_request(start_agent):
     assert agent.wait() == 0
 
 
+@pytest.mark.thorough
 def test_a_suite_written_for_torchs_class_may_override_run(run_agent):
     agent = run_agent(
         {
@@ -487,6 +488,7 @@ SKIPPED = {
 }
 
 
+@pytest.mark.thorough
 def test_adjacent_skipped_tests_share_a_launching_process(run_agent):
     agent = run_agent(SKIPPED)
     messages = {name: case.message for name, case in agent.cases(1).items()}

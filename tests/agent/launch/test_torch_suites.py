@@ -49,6 +49,7 @@ def test_tests_that_gloo_does_not_support_are_an_environment_skip(sample):
     assert (case.properties["skip_kind"], case.message) == ("environment", "NCCL Send Recv Only")
 
 
+@pytest.mark.thorough
 def test_each_of_the_ranks_that_torchs_rpc_starts_has_its_outcome(run_agent):
     names = ("__init__.py", "meet_by_tcp.py", "torch_lists.py", "test_rpc.py")
     files = {name: (TORCH / "rpc" / name).read_text(encoding="utf-8") for name in names}
@@ -93,6 +94,7 @@ LAST = """
 """
 
 
+@pytest.mark.thorough
 def test_rank_0_which_has_the_store_of_rpc_over_tcp_leaves_last(run_agent):
     meeting = (TORCH / "rpc/meet_by_tcp.py").read_text(encoding="utf-8")
     run = run_agent({"__init__.py": "", "meet_by_tcp.py": meeting, "test_last.py": LAST}, init_method="tcp")

@@ -88,6 +88,7 @@ def test_ranks_are_inspected_on_all_nodes_at_once(gang):
     assert notes == ALL_SENT_FIRST
 
 
+@pytest.mark.thorough
 def test_ranks_are_closed_on_all_nodes_at_once(gang):
     gang, notes = gang
     assert gang.close() == []

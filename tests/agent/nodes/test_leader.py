@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from agent_run import CONFIG
+from long_lists import quick
 
 from allranks.agent import clock
 from allranks.agent.channel import RankReport, StepEnded
@@ -95,8 +96,8 @@ def test_silent_nodes_are_waited_for_at_the_same_time(pair, connect):
 AHEADS = [0.0, 1.0, -1.0, 3600.0, -3600.0, 1e7]
 
 
-@pytest.mark.parametrize("ahead", AHEADS)
-@pytest.mark.parametrize("delays", [(), (0.2,), (0.2, 0.0, 0.2, 0.2, 0.2)])
+@pytest.mark.parametrize("ahead", quick(1, AHEADS))
+@pytest.mark.parametrize("delays", quick(1, [(), (0.2,), (0.2, 0.0, 0.2, 0.2, 0.2)]))
 def test_the_clock_offset_comes_from_the_shortest_round_trip(other_host, link, ahead, delays):
     other_host(ahead, delays)
     link.compare_clocks()

@@ -82,7 +82,7 @@ def failed_nodes(job):
 # Passing jobs
 
 
-@pytest.mark.parametrize("init_method", ["env", "tcp", "file"])
+@pytest.mark.parametrize("init_method", quick(1, ["env", "tcp", "file"]))
 def test_ranks_of_both_nodes_form_one_process_group(run_nodes, init_method):
     job = run_nodes(
         f"""{WORDS}
@@ -100,6 +100,7 @@ def test_all_reduce(rank):
     assert job.outcomes("test_place") == job.outcomes("test_all_reduce") == ("passed",) * 4
 
 
+@pytest.mark.thorough
 def test_ranks_are_distributed_in_blocks_if_not_evenly(run_nodes):
     job = run_nodes(
         f"""{WORDS}
@@ -126,6 +127,7 @@ def test_three(): pass
     assert job.outcomes("test_three") == ("passed",) * 4
 
 
+@pytest.mark.thorough
 def test_a_suite_that_launches_ranks_runs_only_on_the_first_node(run_nodes):
     job = run_nodes(
         """
@@ -148,6 +150,7 @@ def test_fails(): assert False
     assert [len(gang) for gang in job.gangs()] == [1]
 
 
+@pytest.mark.thorough
 def test_output_of_ranks_on_node_1_is_recorded(run_nodes):
     job = run_nodes(PRINTING)
     case = job.cases(3)["test_prints"]
@@ -164,6 +167,7 @@ def test_a_module_that_skips_itself_has_an_outcome_on_every_rank(run_nodes):
     assert {end.rank for end in job.ends} == {0, 1, 2, 3}
 
 
+@pytest.mark.thorough
 def test_files_of_both_agents_are_collected(run_nodes):
     job = run_nodes(PRINTING)
     names = {path.name for path in job.home.iterdir()}
@@ -171,6 +175,7 @@ def test_files_of_both_agents_are_collected(run_nodes):
     assert {f"rank-{rank}.{kind}" for kind in ("log", "stacks.txt") for rank in range(4)} <= names
 
 
+@pytest.mark.thorough
 def test_only_the_leader_records_outcomes(run_nodes):
     job = run_nodes(PASSING)
     assert {end.rank for end in job.arrived("test_passes")} == {0, 1, 2, 3}
@@ -179,6 +184,7 @@ def test_only_the_leader_records_outcomes(run_nodes):
     assert job.follower.all(Finished)
 
 
+@pytest.mark.thorough
 def test_a_process_left_behind_on_node_1_is_killed_and_recorded(run_nodes):
     job = run_nodes(
         """
@@ -212,6 +218,7 @@ def test_waits(rank):
     assert (called.kind, called.ranks) == ("all_reduce", (0, 1, 2, 3))  # from both nodes, on one clock
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_of_node_1_is_primary(run_nodes):
     job = run_nodes(
         f"""{WORDS}
@@ -229,6 +236,7 @@ def test_after(): pass
     assert job.outcomes("test_after") == ("passed",) * 4
 
 
+@pytest.mark.thorough
 def test_a_hanging_rank_of_node_1_times_out_and_its_peers_are_aborted(run_nodes):
     job = run_nodes(
         f"""{WORDS}
@@ -249,6 +257,7 @@ def test_hangs(rank):
 # Agents that do not connect, or have other tests
 
 
+@pytest.mark.thorough
 def test_the_error_for_different_collections_names_the_tests(start_nodes):
     job = start_nodes(
         f"""{WORDS}
@@ -269,6 +278,7 @@ else:
     assert job.gangs() == []
 
 
+@pytest.mark.thorough
 def test_different_orders_are_an_error(start_nodes):
     job = start_nodes(
         f"""{WORDS}
@@ -281,12 +291,14 @@ def test_it(n): pass
     assert "same tests in different orders: where node 0 has suite/test_it.py::test_it[1]" in failed_nodes(job)
 
 
+@pytest.mark.thorough
 def test_different_versions_of_torch_are_an_error(start_nodes):
     job = start_nodes(PASSING, follower={"environment": {"TORCH_VERSION": "0.1"}}).go()
     assert job.wait() == 1
     assert failed_nodes(job).endswith("and node 1 has torch 0.1.")
 
 
+@pytest.mark.thorough
 def test_a_collection_failure_on_node_1_is_recorded_with_its_text(start_nodes):
     job = start_nodes(f"{WORDS}\nassert NODE == '0', 'broken over there'\n{PASSING}").go()
     assert job.wait() == 0
@@ -296,6 +308,7 @@ def test_a_collection_failure_on_node_1_is_recorded_with_its_text(start_nodes):
     assert "broken over there" in failure.text
 
 
+@pytest.mark.thorough
 def test_a_module_without_tests_that_only_fails_on_node_1_is_recorded(start_nodes):
     broken = f"{WORDS}\nassert NODE == '0', 'broken over there'\n"
     job = start_nodes({"test_it.py": PASSING, "test_none.py": broken}).go()
@@ -304,6 +317,7 @@ def test_a_module_without_tests_that_only_fails_on_node_1_is_recorded(start_node
     assert (failure.nodeid, "broken over there" in failure.text) == ("suite/test_none.py", True)
 
 
+@pytest.mark.thorough
 def test_a_module_that_fails_on_every_node_is_one_error_and_the_others_run(start_nodes):
     job = start_nodes({"test_it.py": PASSING, "test_broken.py": "1 / 0"}).go()
     assert job.wait() == 0
@@ -312,6 +326,7 @@ def test_a_module_that_fails_on_every_node_is_one_error_and_the_others_run(start
     assert job.all(GangStarted)
 
 
+@pytest.mark.thorough
 def test_an_invalid_command_line_on_node_1_is_recorded_with_its_text(start_nodes):
     job = start_nodes(PASSING, follower={"pytest_args": ("--no-such-option",)}).go()
     assert job.wait() == 0
@@ -326,6 +341,7 @@ def test_a_suite_that_exits_on_import_on_node_1_is_recorded_at_once(start_nodes)
     assert failure.text.startswith("On node 1: The process that imports the suite ended with exit status 3.")
 
 
+@pytest.mark.thorough
 def test_an_agent_that_is_killed_during_collection_is_detected_at_once(start_nodes):
     suite = f"{WORDS}\nif NODE == '1': say('here'); time.sleep(600)\n{PASSING}"
     job = start_nodes(suite, limits={"assembly": 600}).go()
@@ -400,7 +416,7 @@ INVALID_MESSAGES = {
 }
 
 
-@pytest.mark.parametrize("words", quick(3, INVALID_MESSAGES.values()), ids=INVALID_MESSAGES)
+@pytest.mark.parametrize("words", quick(1, INVALID_MESSAGES.values()), ids=INVALID_MESSAGES)
 def test_an_unauthenticated_client_at_the_port_is_disconnected_and_the_job_passes(start_nodes, words):
     job = start_nodes(PASSING, follower=None)
     job.wait_for(Begun)
@@ -412,6 +428,7 @@ def test_an_unauthenticated_client_at_the_port_is_disconnected_and_the_job_passe
     assert job.come_home().outcomes("test_passes") == ("passed",) * 4
 
 
+@pytest.mark.thorough
 def test_silent_clients_are_disconnected_and_do_not_keep_followers_out(start_nodes):
     job = start_nodes(PASSING, follower=None)
     job.wait_for(Begun)
@@ -424,6 +441,7 @@ def test_silent_clients_are_disconnected_and_do_not_keep_followers_out(start_nod
     assert job.come_home().outcomes("test_passes") == ("passed",) * 4
 
 
+@pytest.mark.thorough
 def test_the_port_is_closed_while_the_job_runs(hanging_job):
     with pytest.raises(ConnectionRefusedError):
         connect(hanging_job)
@@ -455,6 +473,7 @@ def test_a_killed_agent_loses_its_ranks_and_fails_the_job(hanging_job):
     assert "test_after" not in hanging_job.cases(2)
 
 
+@pytest.mark.thorough
 def test_a_stopped_agent_is_lost(hanging_job):
     hanging_job.follower.signal(signal.SIGSTOP)
     assert hanging_job.wait() == 1
@@ -527,6 +546,7 @@ def test_passes(): pass
     assert lost_node(job) == "The agent of node 1 is gone."
 
 
+@pytest.mark.thorough
 def test_an_agent_that_dies_before_the_start_fails_the_job(start_nodes):
     job = start_nodes(PASSING)
     job.wait_for(NodesAgreed)
@@ -538,12 +558,14 @@ def test_an_agent_that_dies_before_the_start_fails_the_job(start_nodes):
     job.assert_nothing_left()
 
 
+@pytest.mark.thorough
 def test_an_agent_that_is_told_to_stop_is_reported_as_such(hanging_job):
     hanging_job.follower.signal(signal.SIGTERM)
     assert hanging_job.finish() == (1, STOPPED_STATUS)
     assert lost_node(hanging_job) == "The agent of node 1 received a request to stop."
 
 
+@pytest.mark.thorough
 def test_a_stopped_leader_aborts_the_ranks_of_both_nodes(hanging_job):
     hanging_job.signal(signal.SIGTERM)
     assert hanging_job.finish() == (STOPPED_STATUS, STOPPED_STATUS)
@@ -551,6 +573,7 @@ def test_a_stopped_leader_aborts_the_ranks_of_both_nodes(hanging_job):
     assert hanging_job.come_home().outcomes("test_hangs") == ("aborted",) * 4
 
 
+@pytest.mark.thorough
 def test_a_killed_leader_ends_all_agents_and_ranks(hanging_job):
     hanging_job.signal(signal.SIGKILL)
     assert hanging_job.wait() == -signal.SIGKILL
@@ -587,6 +610,7 @@ def test_the_time_limit_of_the_job_ends_both_agents(start_nodes):
 # The token
 
 
+@pytest.mark.thorough
 def test_the_token_is_in_no_result_and_in_no_rank(run_nodes):
     job = run_nodes(
         """
@@ -605,6 +629,7 @@ def test_environment(rank):
     assert [path for path in left if token.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.thorough
 def test_a_rank_does_not_inherit_the_connection_of_its_agent(run_nodes):
     """Else a process that outlives the rank could keep it open, and the leader would not notice the agent's end."""
     job = run_nodes(

@@ -122,6 +122,7 @@ def test_the_configuration_of_the_code_is_read(run_with):
     assert report["totals"]["percent_covered"] == 100
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("wanted", "status"), [(80, 0), (90, 1)])
 def test_the_figure_over_all_ranks_decides(start_with, wanted, status):
     agent = start_with(COV, {**CODE, "test_a.py": ON_EACH_RANK}, "--cov=measured", f"--cov-fail-under={wanted}").go()
@@ -162,6 +163,7 @@ def test_the_report_for_the_terminal_is_kept(run_with):
     assert "measured.py       6      1    83%   8" in table
 
 
+@pytest.mark.thorough
 def test_reports_are_in_the_results_and_not_in_the_code(run_with):
     code = {**CODE, "test_a.py": ON_EACH_RANK}
     agent = run_with(COV, code, "--cov=measured", "--cov-report=xml:deep/own.xml", "--cov-report=html")

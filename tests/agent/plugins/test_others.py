@@ -87,6 +87,7 @@ def test_a_repeated_test_is_one_test_for_each_time(run_with):
     assert agent.outcomes("test_more_often[3-3]") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_flake_finder_repeats_functions_and_cases(run_with):
     tests = """
         import unittest
@@ -106,6 +107,7 @@ def test_flake_finder_repeats_functions_and_cases(run_with):
     assert len(agent.arrived("test_case")) == 3 * 2
 
 
+@pytest.mark.thorough
 def test_a_rank_does_not_decide_alone_how_long_to_repeat(start_with):
     agent = start_with(["flakefinder"], FIVE, "--flake-finder", "--flake-max-minutes=1").go()
     agent.wait()
@@ -114,6 +116,7 @@ def test_a_rank_does_not_decide_alone_how_long_to_repeat(start_with):
     assert failed.message.startswith("--flake-max-minutes cannot be used")
 
 
+@pytest.mark.thorough
 def test_coroutines_are_run_on_each_rank(run_with):
     tests = """
         import asyncio
@@ -143,6 +146,7 @@ def test_coroutines_are_run_on_each_rank(run_with):
     assert agent.outcomes("test_red") == ("passed", "failed")
 
 
+@pytest.mark.thorough
 def test_a_mock_is_undone_and_keeps_a_rank_from_nothing(run_with):
     tests = """
         import os, time
@@ -164,6 +168,7 @@ def test_a_mock_is_undone_and_keeps_a_rank_from_nothing(run_with):
     assert len(agent.gangs()) == 1
 
 
+@pytest.mark.thorough
 def test_sockets_are_blocked_for_tests_and_not_for_their_process_group(run_with):
     tests = """
         import socket

@@ -102,6 +102,7 @@ def test_markers_say_how_often(run_with):
     assert times(agent, "test_elsewhere") == times(agent, "test_never") == times(agent, "test_expected") == [1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [(("--force-reruns=1",), [1, 2]), (("--reruns=1", "--reruns-mode=append"), [1, 2, 3, 4])],
@@ -231,6 +232,7 @@ def test_what_passes_in_the_end_does_not_stop_a_job(run_with):
     assert times(agent, "test_bad") == [1, 2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "flag"),
     quick(

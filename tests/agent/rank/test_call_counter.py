@@ -88,6 +88,7 @@ def test_a_call_is_described_by_what_must_be_equal_on_all_ranks(tensor, operatio
     assert describe("all_reduce", ([tensor], options), 0) == (described, "4x2")
 
 
+@pytest.mark.thorough
 def test_missing_methods_of_torch_are_not_wrapped():
     program = """
 import torch.distributed as dist
@@ -110,6 +111,7 @@ def test_all_methods_of_torch_are_wrapped():
     assert calls - CONTROL <= {*COUNTED, *MESSAGES}
 
 
+@pytest.mark.thorough
 def test_a_group_dropped_by_its_own_thread_aborts_no_later_test(tmp_path):
     """A callback of a future may hold the last reference; its thread would wait for its own end."""
     (tmp_path / "test_it.py").write_text("""

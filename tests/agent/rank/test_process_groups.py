@@ -31,13 +31,14 @@ def suite(calls):
     return HEAD + "".join(f"\n    def test_{name}(rank):\n        {CALLS[name]}\n" for name in calls)
 
 
+@pytest.mark.thorough
 def test_a_rank_may_change_its_group_and_session_like_a_script(run_agent):
     job = run_agent({"test_small.py": suite(CALLS)}, isolation="job")
     assert {name: job.outcomes(name) for name in job.cases(0)} == {f"test_{name}": ("passed",) * 2 for name in CALLS}
     assert not job.all(LeftBehind)
 
 
-@pytest.mark.parametrize("name", ["setpgrp", "setsid"])
+@pytest.mark.parametrize("name", quick(1, ["setpgrp", "setsid"]))
 def test_a_rank_that_left_its_group_runs_no_other_test(run_agent, name):
     files = {"test_small.py": suite([name]) + "\n    def test_after():\n        os.setsid()\n"}
     job = run_agent(files, isolation="job")
@@ -45,10 +46,10 @@ def test_a_rank_that_left_its_group_runs_no_other_test(run_agent, name):
     assert job.outcomes("test_after") == ("passed", "passed")
 
 
-@pytest.mark.parametrize("call", ["pass", "os.setpgrp()", "os.setsid()"])
+@pytest.mark.parametrize("call", quick(1, ["pass", "os.setpgrp()", "os.setsid()"]))
 @pytest.mark.parametrize(
     "end",
-    quick(2, ["pass", "time.sleep(99) if rank else None", "assert rank == 0", "os.kill(os.getpid(), signal.SIGKILL)"]),
+    quick(1, ["pass", "time.sleep(99) if rank else None", "assert rank == 0", "os.kill(os.getpid(), signal.SIGKILL)"]),
 )
 def test_children_of_a_rank_end_with_it_even_if_it_left_its_group(start_agent, call, end):
     body = f"""
@@ -66,6 +67,7 @@ def test_children_of_a_rank_end_with_it_even_if_it_left_its_group(start_agent, c
         assert len(job.all(LeftBehind)) == 6
 
 
+@pytest.mark.thorough
 def test_ranks_of_a_launcher_may_leave_their_group(run_agent):
     launcher = """
         import os

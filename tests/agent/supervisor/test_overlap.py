@@ -198,6 +198,7 @@ IN_USE = {
 }
 
 
+@pytest.mark.thorough
 def test_a_port_in_use_names_the_concurrent_tests(run_agent):
     agent = run_agent(IN_USE, overlap=2, limits={"peer_grace": 0.3})
     [notice] = [event.text for event in agent.all(Notice) if "port" in event.text]
@@ -229,6 +230,7 @@ BETWEEN = {
 }
 
 
+@pytest.mark.thorough
 def test_launcher_tests_overlap_across_other_tests(run_agent):
     agent = run_agent(BETWEEN, overlap=2)
     assert {agent.outcomes(test) for test in ("test_one", "test_plain", "test_two")} == {("passed", "passed")}
@@ -254,6 +256,7 @@ MANY = {
 }
 
 
+@pytest.mark.thorough
 def test_no_test_starts_after_a_failure_with_x(run_agent):
     agent = run_agent(MANY, overlap=2, pytest_args=("-x",))
     (not_run,) = agent.all(NotRun)
@@ -289,6 +292,7 @@ def hanging(start_agent):
     return agent
 
 
+@pytest.mark.thorough
 def test_a_stop_request_ends_all_workers(hanging):
     hanging.close_stdin()
     assert hanging.wait() == 130
@@ -298,6 +302,7 @@ def test_a_stop_request_ends_all_workers(hanging):
     hanging.assert_nothing_left()
 
 
+@pytest.mark.thorough
 def test_sigterm_ends_all_workers(hanging):
     hanging.signal(signal.SIGTERM)
     assert hanging.wait() == 130
@@ -306,6 +311,7 @@ def test_sigterm_ends_all_workers(hanging):
     hanging.assert_nothing_left()
 
 
+@pytest.mark.thorough
 def test_the_time_limit_of_the_job_ends_all_workers(run_agent):
     agent = run_agent(HANGING, overlap=2, limits={"job": 2.0})
     assert agent.all(JobTimedOut)

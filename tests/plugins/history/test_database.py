@@ -191,6 +191,7 @@ for number in range(int(sys.argv[1]), int(sys.argv[1]) + 5):
 """
 
 
+@pytest.mark.thorough
 def test_several_merges_at_once_lose_no_run(tmp_path):
     path = tmp_path / "h.sqlite"
     script = ONE_OF_MANY.format(here=str(Path(__file__).parent), path=str(path))
@@ -239,6 +240,7 @@ print(recorder_of(Path({path!r}), 2, tests=9000).record("r2").problem)
 """
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_is_one_sentence_and_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / "h.sqlite"
     recorder_of(path, 1).record("r1")

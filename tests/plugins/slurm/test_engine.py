@@ -89,6 +89,7 @@ class TestSlurm(EngineContract):
         assert heard == [Placement("queued (Resources)", is_placed=False)]
         assert "CANCELLED" in (cluster / f"{job_name(spec)}.state").read_text()
 
+    @pytest.mark.thorough
     def test_where_it_was_placed_is_told(self, engine, tiny):
         heard = Heard()
         with engine.start(tiny) as job:
@@ -97,6 +98,7 @@ class TestSlurm(EngineContract):
         assert Placement("placed on n1 (SLURM job 1)", is_placed=True) in heard
         assert time.time() - 60 < ending.began < time.time()
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("state", "cause"),
         quick(
@@ -125,6 +127,7 @@ class TestSlurm(EngineContract):
         assert heard.first(Interrupted)
         assert ENDED.items() <= heard.ends.items()
 
+    @pytest.mark.thorough
     def test_a_cause_that_slurm_hides_while_it_cleans_up_is_waited_for(self, engine, endless, cluster):
         name = job_name(endless)
         state = cluster / f"{name}.state"
@@ -143,6 +146,7 @@ class TestSlurm(EngineContract):
             threads[0].join()
         assert ending.ended_by == "was canceled (scancel); it was SLURM job 1"
 
+    @pytest.mark.thorough
     def test_without_its_controller_it_goes_on(self, engine, tiny, cluster):
         heard = Heard()
         with engine.start(tiny) as job:
@@ -152,6 +156,7 @@ class TestSlurm(EngineContract):
         assert (ending.status, ending.ended_by) == (0, "")
         assert isinstance(heard[-1], Finished)
 
+    @pytest.mark.thorough
     def test_one_that_left_no_end_is_lost_and_not_waited_for(self, engine, endless, cluster, monkeypatch):
         monkeypatch.setattr("allranks.plugins.slurm.allocation._LATE_FILES", 0.5)
         name = job_name(endless)
@@ -167,6 +172,7 @@ class TestSlurm(EngineContract):
         assert ending.status is None
         assert ending.ended_by == "lost a node (n1); it was SLURM job 1"
 
+    @pytest.mark.thorough
     def test_one_whose_folder_was_emptied_has_lost_its_files(self, engine, endless, monkeypatch, results):
         monkeypatch.setattr("allranks.plugins.slurm.allocation._LATE_FILES", 0.5)
         name = job_name(endless)
@@ -183,6 +189,7 @@ class TestSlurm(EngineContract):
         assert "lost its files" in ending.ended_by
         assert "was emptied, or removed; it was SLURM job 1" in ending.ended_by
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("how", quick(1, ["changed", "shrunk"]))
     def test_a_stream_that_does_not_stay_as_it_was_read_is_a_contradiction(self, engine, endless, tmp_path, how):
         stream = tmp_path / "spool" / job_name(endless) / "node-0" / files.STREAM

@@ -156,6 +156,7 @@ def test_processes_of_two_nodes_are_one_run_with_one_report(launch, tmp_path):
     assert remains(tmp_path) == ([], [])
 
 
+@pytest.mark.thorough
 def test_a_signal_to_all_processes_ends_all_of_them(launch, tmp_path):
     processes = launch("--where", "nodes=2", nap=60)
     wait_until_ranks_run(tmp_path, processes)

@@ -155,6 +155,7 @@ def test_a_process_whose_process_0_is_gone_ends_as_infrastructure(folder, start)
     assert not folder.exists()
 
 
+@pytest.mark.thorough
 def test_files_of_an_earlier_launch_of_this_name_count_for_nothing(folder, node, start):
     write(folder / SESSION, Session(nonces=("a", "another nonce"), exit_code=1))
     for item in (member(0), replace(member(1), nonce="another nonce")):

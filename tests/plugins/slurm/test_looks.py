@@ -222,6 +222,7 @@ def test_a_leading_node_that_began_and_never_met_the_others_is_lost(two_nodes):
     assert (ending.status, ending.ended_by) == (None, "lost n1; it was SLURM job 1")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("ended", [{"status": None, "output": "no such interpreter"}, {"status": 1}, {}])
 def test_a_node_that_ends_before_it_begins_ends_the_job_at_once(two_nodes, node, ended):

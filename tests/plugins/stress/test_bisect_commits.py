@@ -112,6 +112,7 @@ def test_programs_read_the_answer_alone(bisect, commits, git):
     assert "failed" in err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("texts", "span", "words"),
     [

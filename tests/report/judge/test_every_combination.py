@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from long_lists import quick
 
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.report.folder import Attempt
@@ -70,7 +71,7 @@ def in_orders(ranks: Sequence[RankResult]) -> Iterator[Sequence[RankResult]]:
         yield [replace(rank, at=10.0 - rank.rank) for rank in ranks]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", quick(1, [1, 2, 3, 4]))
 def test_a_verdict_is_good_only_if_every_rank_passed_or_was_skipped_as_the_rules_allow(count):
     for kinds in combinations_with_replacement(KINDS, count):
         for ranks, setting in product(with_causes(kinds), SETTINGS):
@@ -91,7 +92,7 @@ def test_a_test_has_passed_only_if_a_rank_passed_or_a_skip_for_the_environment_c
             assert judged.executed == bool(set(kinds) - SKIPS)
 
 
-@pytest.mark.parametrize("setting", SETTINGS[::3], ids=["strict", "lenient"])
+@pytest.mark.parametrize("setting", quick(1, SETTINGS[::3]), ids=["strict", "lenient"])
 def test_the_numbers_of_ranks_make_no_difference_to_what_a_verdict_is(setting):
     for kinds in combinations_with_replacement(KINDS, 3):
         for ranks in with_causes(kinds):
@@ -147,8 +148,8 @@ def is_good(first: tuple[Attempt, list[RankFile]], second: tuple[Attempt, list[R
     return not any(test.verdict.is_bad for test in attempts.verdicts(newest, second[1]))
 
 
-@pytest.mark.parametrize("error", ["", "interrupted", "agent"])
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("error", quick(1, ["", "interrupted", "agent"]))
+@pytest.mark.parametrize("count", quick(1, [1, 2, 3, 4]))
 def test_over_two_attempts_a_failure_stands_until_the_test_executes_and_ends_well(count, error):
     outcomes = [*combinations_with_replacement(IN_ATTEMPTS[count], count)]
     for before, after in product(outcomes, outcomes):

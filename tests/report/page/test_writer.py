@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from long_lists import quick
 from runs import case, failed, gloo_matrix, job, passed, rank, skipped, write_page
 
 from allranks.errors import ResultsError
@@ -182,6 +183,7 @@ def different(number: int, outcome: str = "failed") -> TestVerdict:
     return case(f"f.py::test_{number}", ranks)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("failing", [alike, different])
 def test_a_page_of_twenty_thousand_tests_on_64_ranks_has_less_than_two_megabytes(
     tmp_path: Path, unpacked: Unpacked, failing: Callable[[int], TestVerdict]
@@ -193,6 +195,7 @@ def test_a_page_of_twenty_thousand_tests_on_64_ranks_has_less_than_two_megabytes
     assert sum(letter == "F" for _, _, letter, _ in carried) == 200
 
 
+@pytest.mark.thorough
 def test_two_kilobytes_are_carried_whole_where_ranks_say_the_same(tmp_path: Path, unpacked: Unpacked) -> None:
     path = write_page(tmp_path, [job("gloo-w64-g0-env", "s", large(alike))])
     chunks = unpacked(path)["chunks"]
@@ -215,7 +218,7 @@ def test_what_passed_gives_way_in_a_page_that_is_too_large_and_failures_stay(
     assert "passed. junit.xml, next to this page, has all of them" in path.read_text()
 
 
-@pytest.mark.parametrize(("outcome", "words"), [("failed", "failed"), ("errored", "errors")])
+@pytest.mark.parametrize(("outcome", "words"), quick(1, [("failed", "failed"), ("errored", "errors")]))
 def test_failures_that_do_not_fit_are_counted_and_the_page_says_where_they_are(
     tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch, outcome: str, words: str
 ) -> None:

@@ -107,11 +107,13 @@ def test_a_rank_that_dies_costs_the_repetition_that_it_died_in(run_agent):
     assert agent.outcomes(name)[1] == "crashed"
 
 
+@pytest.mark.thorough
 def test_fresh_ranks_where_isolation_asks_for_them(run_agent):
     agent = repeated(run_agent, "test_dies", count=4, isolation="test")
     assert (tally(agent).runs, tally(agent).bad, len(agent.gangs())) == (4, 0, 4)
 
 
+@pytest.mark.thorough
 def test_a_test_that_skips_is_not_repeated(run_agent):
     agent = repeated(run_agent, "test_skips or test_fixtures", count=3)
     runs = {record.nodeid.rpartition("::")[2]: record.tally.runs for record in agent.all(Repeated)}
@@ -137,6 +139,7 @@ def test_time_ends_it_and_what_never_ran_is_said(run_agent):
     assert [len(record.tests) for record in agent.all(NotRun)] == [1]
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_ended_tells_what_was_done(start_agent):
     agent = start_agent(FILES, plugins=stress(count=10**6), pytest_args=("-k", "test_speaks"), world_size=1).go()
     for _ in range(3):
