@@ -12,10 +12,11 @@ def quick(count: int, parameters: Iterable[object]) -> Sequence[object]:
 
     Args:
         count: How many are to run each time.
-        parameters: As for ``pytest.mark.parametrize``; a tuple has a value for each argument.
+        parameters: As for ``pytest.mark.parametrize``; a tuple has a value for each argument,
+            so a tuple for a single argument is ``pytest.param(tuple)``.
     """
-    first, others = list(parameters)[:count], list(parameters)[count:]
-    return [*first, *map(_thorough, others)]
+    first, *others = parameters
+    return [first, *others[: count - 1], *map(_thorough, others[count - 1 :])]
 
 
 def _thorough(parameters: object) -> object:

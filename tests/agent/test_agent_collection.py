@@ -319,7 +319,7 @@ def test_an_interpreter_that_ignores_assert_statements_is_reported(start_command
     assert warning.text.startswith("assertions not in test modules or plugins will be ignored")
 
 
-@pytest.mark.parametrize("arguments", quick(1, [(), ("-W", "ignore::pytest.PytestConfigWarning")]))
+@pytest.mark.parametrize("arguments", quick(1, map(pytest.param, [(), ("-W", "ignore::pytest.PytestConfigWarning")])))
 def test_a_warning_about_the_configuration_is_reported_unless_it_is_ignored(run_agent, arguments):
     files = {"pytest.ini": "[pytest]\nno_such_option = 1", "test_small.py": "def test_passes(): pass"}
     job = run_agent(files, pytest_args=arguments)

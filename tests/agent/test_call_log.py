@@ -152,7 +152,7 @@ def test_begin_clears_counts_and_closed_groups(log, seen):
     assert [call.group for call in read_last_calls(seen)] == ["default"]
 
 
-@pytest.mark.parametrize("members", quick(1, [(0, 1), (5, 2047)]))
+@pytest.mark.parametrize("members", quick(1, map(pytest.param, [(0, 1), (5, 2047)])))
 def test_a_group_that_does_not_fit_counts_as_a_failed_call_in_each_test(log, seen, members):
     groups = [log.open(str(number), members) for number in range(201)]
     for _ in range(2):

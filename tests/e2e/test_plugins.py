@@ -146,7 +146,6 @@ def test_fine():
 """
 
 
-@pytest.mark.thorough
 def test_what_passes_when_all_ranks_run_it_again_is_flaky(repository, launch, engine):
     done = launch(repository(FLAKY), "--engine", engine, "--", "--reruns=2")
     assert done.code == 0, done.output

@@ -118,7 +118,11 @@ def test_another_reader_of_junit_counts_the_same(launch, scratch):
     assert counts_by_junitparser(report) == counts_by_junit2html(report) == (4, 2, 1)
 
 
-@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param("process", marks=pytest.mark.thorough), pytest.param("docker", marks=pytest.mark.docker)],
+    indirect=True,
+)
 def test_the_suites_of_this_repository_pass(launch, engine):
     done = launch(ROOT, "gloo-w2-g0-env", "--engine", engine, "--", "-k", "broadcast")
     assert done.code == 0, done.output
@@ -130,7 +134,6 @@ def test_the_suites_of_this_repository_pass(launch, engine):
     assert record["deselected"] > 0
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("no_gpus")
 def test_a_cell_whose_gpus_are_not_here_is_skipped_test_by_test_with_torchs_code(launch, engine):
     from torch.distributed import is_nccl_available
@@ -347,7 +350,6 @@ def test_a_cell_and_its_prefix_run_one_after_the_other_under_one_nox(launch, scr
     assert records[0]["finished"] < records[1]["started"]
 
 
-@pytest.mark.thorough
 def test_what_a_killed_run_left_is_cleaned_up(launch, scratch, engine, left_of):
     with launch.start(scratch(ENDLESS), "--engine", engine) as process:
         wait_for(process, "first failure")

@@ -138,7 +138,6 @@ class TestContract(EngineContract):
         return bench.spec
 
 
-@pytest.mark.thorough
 def test_only_the_job_that_fills_the_results_folder_is_blamed(bench, tmp_path):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "../results"))
     sink, results = Heard(), tmp_path / "results"
@@ -174,7 +173,6 @@ def test_who_fills_the_folder_of_its_tests_is_blamed_and_the_next_gang_has_room(
     assert sink.ends["test_that_does_no_harm", 0] == sink.ends["test_that_does_no_harm", 1] == "passed"
 
 
-@pytest.mark.thorough
 def test_records_that_a_job_sends_while_it_is_stopped_are_read(bench):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
 
@@ -188,7 +186,6 @@ def test_records_that_a_job_sends_while_it_is_stopped_are_read(bench):
     assert sink.first(Finished)
 
 
-@pytest.mark.thorough
 def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
     spec = replace(bench.spec, resources=replace(bench.spec.resources, seconds=60))
     job = bench.make().start(spec)

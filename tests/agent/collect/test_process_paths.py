@@ -181,7 +181,9 @@ def test_each_process_writes_its_own_file(run_agent, tmp_path, arguments, ini):
     assert not (tmp_path / "code" / "logs" / "run.log").exists()
 
 
-@pytest.mark.parametrize("arguments", quick(1, [("--log-file=/dev/null",), ("-p", "no:tmpdir"), ("-p", "no:logging")]))
+@pytest.mark.parametrize(
+    "arguments", quick(1, map(pytest.param, [("--log-file=/dev/null",), ("-p", "no:tmpdir"), ("-p", "no:logging")]))
+)
 def test_paths_that_are_not_files_are_not_changed(run_agent, arguments):
     job = run_agent({"test_small.py": "def test_passes(): pass"}, pytest_args=arguments)
     assert job.outcomes("test_passes") == ("passed", "passed")

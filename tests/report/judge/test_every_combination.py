@@ -92,7 +92,7 @@ def test_a_test_has_passed_only_if_a_rank_passed_or_a_skip_for_the_environment_c
             assert judged.executed == bool(set(kinds) - SKIPS)
 
 
-@pytest.mark.parametrize("setting", quick(1, SETTINGS[::3]), ids=["strict", "lenient"])
+@pytest.mark.parametrize("setting", quick(1, map(pytest.param, SETTINGS[::3])), ids=["strict", "lenient"])
 def test_the_numbers_of_ranks_make_no_difference_to_what_a_verdict_is(setting):
     for kinds in combinations_with_replacement(KINDS, 3):
         for ranks in with_causes(kinds):
