@@ -113,7 +113,7 @@ def test_ranks_die_with_a_killed_agent(hanging_agent):
     for pid in agent.gangs()[-1]:
         assert wait_for_pid(pid)
     assert agent.outcomes("test_hangs") == ("missing", "missing")
-    assert "ended in this test" in agent.cases(1)["test_hangs"].message
+    assert "ended during this test" in agent.cases(1)["test_hangs"].message
 
 
 def test_a_stop_request_ends_a_collection_that_hangs(start_agent):

@@ -88,7 +88,7 @@ def test_a_stopped_rank_has_no_line(hangs):
 
 
 def test_a_rank_that_ignores_term_is_killed(hangs):
-    assert_was_in(hangs.cases(1)["test_hangs_in_two_odd_ways"], "does not heed TERM", "test_hangs_in_two_odd_ways")
+    assert_was_in(hangs.cases(1)["test_hangs_in_two_odd_ways"], "ignores TERM", "test_hangs_in_two_odd_ways")
     hangs.assert_nothing_left()
 
 

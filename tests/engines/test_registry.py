@@ -234,6 +234,6 @@ def test_a_runner_of_an_unknown_engine_is_an_error_at_its_line_when_machines_are
     )
     with pytest.raises(MatrixError) as raised:
         plan_machines(expansion, jobs, options)
-    assert "matrix.toml:6: runners.engine: 'fat' is none of 'auto', 'docker', 'process'" in raised.value.what
+    assert "matrix.toml:6: runners.engine: 'fat' is not one of 'auto', 'docker', 'process'" in raised.value.what
     assert "'far'" in raised.value.remedy
     assert not (tmp_path / "plan.json").exists()

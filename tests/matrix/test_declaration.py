@@ -265,7 +265,7 @@ def load_edited(load_text, document):
         (
             "[0, 1, 2]",
             "[0]\ninit_method = 'udp'",
-            "matrix.toml:6: matrix.init_method: 'udp' is none of 'env', 'tcp'",
+            "matrix.toml:6: matrix.init_method: 'udp' is not one of 'env', 'tcp'",
             "'tcp'",
         ),
         ("[0, 1, 2]", "[0, 1, 2]\nnodes = [0]", "matrix.toml:6: matrix.nodes: 0 is out of range", "from 1 to"),
@@ -316,7 +316,7 @@ def load_edited(load_text, document):
         (
             '"suites/collectives"',
             '"suites"\nignored_notices = ["sate"]',
-            "matrix.toml:16: suites.collectives.ignored_notices: 'sate' is none of 'state', 'threads', 'processes'",
+            "matrix.toml:16: suites.collectives.ignored_notices: 'sate' is not one of 'state', 'threads', 'processes'",
             "'state'?",
         ),
         (
@@ -398,7 +398,7 @@ def test_mistake_names_file_line_key_and_remedy(load_edited, old, new, start, re
 @pytest.mark.parametrize(
     ("tail", "start", "remedy"),
     [
-        ("[policy]\nskip = 'fail'", "matrix.toml:29: policy.skip: 'fail' is none of", "Known: 'skip', 'pass'."),
+        ("[policy]\nskip = 'fail'", "matrix.toml:29: policy.skip: 'fail' is not one of", "Known: 'skip', 'pass'."),
         ("[limits]\ntest = 'long'", "matrix.toml:29: limits.test: 'long' is not a number of seconds", "test = 300"),
         ("[limits]\ntest = 0", "matrix.toml:29: limits.test: 0 is not a valid time", "above 0"),
         ("[limits]\njob = nan", "matrix.toml:29: limits.job: nan is not a valid time", "above 0"),
@@ -636,7 +636,7 @@ def test_a_project_is_installed_unless_its_mode_is_copy(load_text):
 
 @pytest.mark.parametrize(
     ("lines", "what"),
-    [('project = "."\nmode = "copied"', "is none of"), ('mode = "copy"', "and there is none")],
+    [('project = "."\nmode = "copied"', "is not one of"), ('mode = "copy"', "and there is none")],
 )
 def test_a_mode_that_is_none_or_of_no_project_is_refused(load_text, lines, what):
     with pytest.raises(MatrixError) as error:

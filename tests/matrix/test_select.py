@@ -101,7 +101,7 @@ def test_text_selects_its_cells_in_matrix_order(expansion, text, expected):
     ("text", "what", "hint"),
     [
         ("backend=ncll", "The matrix has no cell with backend 'ncll'.", "Did you mean 'nccl'?"),
-        ("world_size=8", "The matrix has no cell with world_size 8.", "outside of the axes: world_size has 1, 2"),
+        ("world_size=8", "The matrix has no cell with world_size 8.", "The axis world_size has 1, 2."),
         ("world=2", "There is no axis 'world'.", "Did you mean 'world_size'?"),
         ("world_size=two", "world_size=two is not a whole number.", "world_size=2"),
         ("world_size=", "The selection cannot be read at 'world_size='.", "backend=gloo,world_size=2"),

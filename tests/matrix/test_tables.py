@@ -112,7 +112,7 @@ WRONG = [
     ("image = 'pyxis: '", "names no image of a known runtime", 'Write "pyxis:IMAGE".'),
     ("extra = '--mem'", "is not a list of texts", "extra = ["),
     ("extra = ['']", "is blank", 'extra = ["--exclusive"]'),
-    ("mode = 'fats'", "is none of", "Did you mean 'fast'?"),
+    ("mode = 'fats'", "is not one of", "Did you mean 'fast'?"),
     ("alone = 1", "alone: 1 is not true or false", "alone = true"),
 ]
 

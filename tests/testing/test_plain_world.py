@@ -140,7 +140,7 @@ def test_ranks_on_several_nodes_without_an_address_are_an_error():
     environment = RankEnvironment.read(
         {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     )
-    with pytest.raises(RuntimeError, match="Set MASTER_ADDR"):
+    with pytest.raises(RuntimeError, match="set MASTER_ADDR"):
         PlainWorld(environment, {}).join()
 
 

@@ -32,7 +32,7 @@ def test_a_setting_without_values_is_an_error():
 
 
 def test_a_setting_that_is_also_a_keyword_argument_is_an_error():
-    with pytest.raises(ValueError, match="'a' is also given"):
+    with pytest.raises(ValueError, match="'a' is both a setting and a keyword argument"):
         run_subtests(Case(), {"a": [1]}, lambda **_: None, a=2)
 
 

@@ -182,7 +182,7 @@ def test_a_wrong_table_is_an_error_with_its_line(repository, table, message):
         load(repository)
     assert caught.value.what.startswith(f"matrix.toml{message}")
     if "there is no such key" in message:
-        assert "Did you mean" in caught.value.told
+        assert "Did you mean" in caught.value.text
 
 
 def test_a_matrix_without_the_table_has_no_history(repository):

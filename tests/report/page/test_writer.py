@@ -252,11 +252,11 @@ def test_names_beyond_what_memory_has_room_for_are_counted(
 
 
 def test_texts_give_way_before_failures_do(tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms = [room for room in case_list._ROOMS if room.until]
+    limits = [limit for limit in case_list._LIMITS if limit.until]
     monkeypatch.setattr(
         case_list,
-        "_ROOMS",
-        tuple(type(room)(**{**vars(room), "until": 100_000 * n}) for n, room in enumerate(rooms, 1)),
+        "_LIMITS",
+        tuple(replace(limit, until=100_000 * n) for n, limit in enumerate(limits, 1)),
     )
     path = write_page(tmp_path, [job("c", "s", map(different, range(300)))])
     carried = unpacked(path)

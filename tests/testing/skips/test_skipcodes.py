@@ -128,7 +128,7 @@ def test_torchs_source_is_not_read_for_a_signal_or_a_success(monkeypatch, status
         ("Skipping test_x on sandcastle for following reason: no NCCL\n", "no NCCL"),
         ("Skipping m.C.test_x on sandcastle for the following reason: no NCCL", "no NCCL"),
         ("a warning\nSkipping test_x on sandcastle for following reason: one: two\r\nmore\n", "one: two"),
-        ("Skipping test_x on sandcastle for following reason: \nmore", "the rank skipped for a reason of its own"),
+        ("Skipping test_x on sandcastle for following reason: \nmore", "the rank skipped without a specific reason"),
         (
             "Skipping a on sandcastle for following reason: one\nSkipping b on sandcastle for following reason: two\n",
             "one",

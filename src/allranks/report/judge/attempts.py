@@ -70,7 +70,7 @@ def before_whole_run(state: State) -> State:
     return state if state is State.FAILED else State.ABSENT
 
 
-class _History(NamedTuple):
+class _TestAttempts(NamedTuple):
     """A test over some attempts."""
 
     state: State = State.ABSENT
@@ -81,8 +81,8 @@ class _History(NamedTuple):
     failure: TestVerdict | None = None  # the last failure, if the state is FAILED
     failed_ranks: frozenset[int] = frozenset()  # the ranks that failed and have not ended the test well since
 
-    def then(self, new: "_History") -> "_History":
-        """The history after one more attempt or try."""
+    def then(self, new: "_TestAttempts") -> "_TestAttempts":
+        """The test after one more attempt or try."""
         failed_ranks = new.failed_ranks
         if self.failed_ranks:
             failed_ranks |= self.failed_ranks - new.ranks_that_ended_well()
@@ -110,7 +110,7 @@ class _History(NamedTuple):
             yield replace(test, earlier=earlier) if earlier else test
 
 
-_NO_HISTORY: Final = _History()
+_NO_ATTEMPTS: Final = _TestAttempts()
 
 
 class Attempts:
@@ -122,7 +122,7 @@ class Attempts:
             whole = whole.base
         self._whole = whole.number  # the last attempt that ran the whole job: those after it reran a part
         self._policy = policy
-        self._histories: dict[str, _History] = {}
+        self._tests: dict[str, _TestAttempts] = {}
 
     def counts(self, attempt: Attempt) -> bool:
         """True if all results of an attempt count, and not only its failures."""
@@ -131,26 +131,26 @@ class Attempts:
     def add(self, attempt: Attempt, files: Sequence[RankFile]) -> None:
         """Add the results of an attempt before the newest one."""
         counts = self.counts(attempt)
-        self._histories = {
-            nodeid: history
-            for nodeid, history in self._after(attempt, files)
-            if history.earlier or history.failed or counts
+        self._tests = {
+            nodeid: attempts
+            for nodeid, attempts in self._after(attempt, files)
+            if attempts.earlier or attempts.failed or counts
         }
 
     def verdicts(self, newest: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
         """The verdict on each test over all attempts, with its earlier failures."""
-        for _, history in self._after(newest, files):
-            yield from history.verdict(newest)
+        for _, attempts in self._after(newest, files):
+            yield from attempts.verdict(newest)
 
-    def _after(self, attempt: Attempt, files: Sequence[RankFile]) -> Iterator[tuple[str, _History]]:
+    def _after(self, attempt: Attempt, files: Sequence[RankFile]) -> Iterator[tuple[str, _TestAttempts]]:
         tests = {test.nodeid: test for test in judge(attempt, files, self._policy)}
         is_part = attempt.number > self._whole
-        order = chain(self._histories, tests) if is_part else chain(tests, self._histories)
+        order = chain(self._tests, tests) if is_part else chain(tests, self._tests)
         for nodeid in dict.fromkeys(order):
-            before, test = self._histories.get(nodeid, _NO_HISTORY), tests.get(nodeid)
+            before, test = self._tests.get(nodeid, _NO_ATTEMPTS), tests.get(nodeid)
             if not is_part:
                 before = before._replace(state=before_whole_run(before.state), test=None)
-            after = before.then(_in_attempt(attempt, test, self._policy) if test else _NO_HISTORY)
+            after = before.then(_in_attempt(attempt, test, self._policy) if test else _NO_ATTEMPTS)
             if before.test and before.state is State.NOT_RUN and not test:
                 after = after._replace(test=_never_run(before.test, attempt))
             yield nodeid, after
@@ -170,23 +170,23 @@ def final_verdicts(attempt: Attempt, files: Sequence[RankFile], policy: VerdictP
     return attempts.verdicts(attempt, files)
 
 
-def _in_attempt(attempt: Attempt, test: TestVerdict, policy: VerdictPolicy) -> _History:
+def _in_attempt(attempt: Attempt, test: TestVerdict, policy: VerdictPolicy) -> _TestAttempts:
     """A test in one attempt alone, which may have tried it several times."""
     tries = tuple(_reruns(test, policy))
-    last = _History(state=State.NO_RESULT, test=test) if _lacks_result(attempt, test) else _after_try(test)
-    after = reduce(_History.then, map(_after_try, tries), _NO_HISTORY).then(last)
+    last = _TestAttempts(state=State.NO_RESULT, test=test) if _lacks_result(attempt, test) else _after_try(test)
+    after = reduce(_TestAttempts.then, map(_after_try, tries), _NO_ATTEMPTS).then(last)
     failure = after.failure or (test if test.verdict.is_bad and not _was_ended(attempt) else None)
     failed = (replace(failure, number=attempt.number),) if failure else ()
     return after._replace(tries=tuple(one_try for one_try in tries if one_try.verdict.is_bad), failed=failed)
 
 
-def _after_try(test: TestVerdict) -> _History:
+def _after_try(test: TestVerdict) -> _TestAttempts:
     if test.verdict.is_bad:
         failed_ranks = frozenset(rank.rank for rank in test.ranks if rank.outcome not in _DID_NOT_FAIL)
-        return _History(state=State.FAILED, test=test, failure=test, failed_ranks=failed_ranks)
+        return _TestAttempts(state=State.FAILED, test=test, failure=test, failed_ranks=failed_ranks)
     if has_not_run(test):
-        return _History(state=State.NOT_RUN, test=test)
-    return _History(state=State.PASSED if test.verdict.executed else State.SKIPPED, test=test)
+        return _TestAttempts(state=State.NOT_RUN, test=test)
+    return _TestAttempts(state=State.PASSED if test.verdict.executed else State.SKIPPED, test=test)
 
 
 _ENDED_FROM_OUTSIDE: Final = frozenset({"interrupted", "stopped", "infrastructure"})
