@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from allranks import ownership, plugin_manager
 from allranks.cli.main import commands, main
-from allranks.engines.base import JobSpec
+from allranks.engines.base import Finding, JobSpec
 from allranks.engines.package import package_folder
 from allranks.errors import EngineError, ExitCode
 from allranks.images.docker_client import connect
@@ -236,6 +236,13 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in ("engines.docker_objects", "images.leftovers"):
         monkeypatch.setattr(f"allranks.{module}.host_id", lambda: f"test-{os.getpid()}")
     return folder
+
+
+@pytest.fixture
+def quick_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the doctor's check of torch, which takes seconds and has its own tests, by its usual findings."""
+    found = [Finding("Python", "3.13"), Finding("torch", "2.13.0"), Finding("gloo", "works")]
+    monkeypatch.setattr("allranks.cli.host_checks.check_torch", lambda *_, **__: iter(found))
 
 
 @pytest.fixture

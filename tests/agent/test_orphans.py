@@ -119,6 +119,7 @@ def beside(tmp_path_factory):
     run.close()
 
 
+@pytest.mark.thorough
 def test_orphans_are_killed_while_another_test_runs(beside):
     case = beside.cases(0)["test_until_all_others_have_left_nothing"]
     assert case.outcome == "passed", case.message

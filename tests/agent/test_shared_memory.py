@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from allranks.protocol.records import LeftBehind
 
 SUITE = """
@@ -45,6 +47,7 @@ def test_hangs():
 """
 
 
+@pytest.mark.thorough
 def test_shared_memory_is_gone_with_its_job(run_agent, tmp_path, monkeypatch):
     segments = tmp_path / "segments"
     monkeypatch.setenv("SEGMENTS", str(segments))

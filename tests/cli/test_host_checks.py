@@ -15,6 +15,8 @@ from allranks.engines.gpus import Inventory
 from allranks.engines.process import ProcessEngine
 from allranks.errors import DeviceError, EngineError
 
+pytestmark = pytest.mark.usefixtures("quick_doctor")
+
 NOW = datetime(2026, 11, 22, 1, 6, 41, tzinfo=UTC).timestamp()
 HEALTHY = {
     "ServerVersion": "28.3.1",

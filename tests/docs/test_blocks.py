@@ -135,6 +135,7 @@ def test_toml(block: Block, tmp_path):
     assert load(tmp_path).cells
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block", quick(1, BY_KIND["python"]), ids=str)
 def test_python(block: Block, shell):
     if "register()" in block.text:
@@ -213,6 +214,7 @@ def test_torch_s_own_classes_run_by_the_plugin(shell):
     assert "1 passed" in shell(command)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", quick(1, ["docs/command-line.md", "docs/matrix.md", "docs/runs.md"]))
 def test_consoles_of_a_page_one_after_the_other(page, shell):
     (shell.folder / "tests").mkdir()

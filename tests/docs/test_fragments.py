@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from blocks import blocks
 
 BLOCKS = [block for block in blocks() if (block.page, block.kind) == ("docs/testing-cases.md", "python")]
@@ -19,6 +20,7 @@ from allranks.testing import *
 """
 
 
+@pytest.mark.thorough
 def test_the_blocks_pass_on_two_ranks(shell):
     for block in BLOCKS:
         (shell.folder / f"test_line_{block.line}.py").write_text(IMPORTS + block.text)

@@ -2,12 +2,14 @@
 
 import shutil
 
+import pytest
 from blocks import blocks
 from test_history_page import RANK, write_run
 
 PAGE = "docs/merging.md"
 
 
+@pytest.mark.thorough
 def test_its_commands_run(shell):
     for name in ("results/latest", "gathered/machine-1"):
         write_run(shell.folder / name)

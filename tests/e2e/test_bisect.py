@@ -23,6 +23,7 @@ def engine():
     return "process"
 
 
+@pytest.mark.thorough
 def test_the_commit_is_found_and_the_checkout_is_left_alone(scratch, engine, tmp_path):
     folder, results = scratch(TEST.format(more=0)), tmp_path / "results"
 

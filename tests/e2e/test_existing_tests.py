@@ -25,6 +25,7 @@ def matrix():
     return text.replace('"python3"', repr(sys.executable))
 
 
+@pytest.mark.thorough
 def test_every_recipe_runs_as_the_page_has_it(tmp_path, launch, matrix, plugins, monkeypatch):
     folder = tmp_path / "repository"
     for text in (text for kind, text in BLOCKS if kind == "python"):

@@ -48,6 +48,7 @@ def messages(folder):
     return {suite.name: [case.result[0].message for case in suite if case.result] for suite in suites}
 
 
+@pytest.mark.thorough
 def test_what_two_machines_ran_is_one_report_and_a_machine_that_never_came_is_missed(
     allranks, launch, repository, tmp_path, monkeypatch
 ):

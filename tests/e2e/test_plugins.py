@@ -94,6 +94,7 @@ def test_all_jobs_and_ranks_are_one_figure_on_both_engines(repository, launch, e
     assert "100%" in done.output
 
 
+@pytest.mark.thorough
 def test_a_figure_that_is_too_low_is_red(repository, launch):
     done = launch(repository(), "--engine", "process", "--", "--cov=measured", "--cov-fail-under=90")
     assert done.code == 1, done.output

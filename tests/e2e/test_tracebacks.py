@@ -5,6 +5,8 @@ import re
 import shlex
 from dataclasses import replace
 
+import pytest
+
 HELPERS = """
 def outer(value):
     return check(value)
@@ -131,6 +133,7 @@ ITEM = re.compile(
 """One failure of the summary: its test, and what is said of it."""
 
 
+@pytest.mark.thorough
 def test_each_red_test_has_its_traceback_and_its_command(launch, scratch, monkeypatch):
     repository = scratch(SUITE)
     (repository / "suite" / "helpers.py").write_text(HELPERS)

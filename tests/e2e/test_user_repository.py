@@ -84,6 +84,7 @@ def test_sessions_run_where_nox_installs_allranks_by_script_metadata(wheels, rep
     run_session([sys.executable, "-m", "nox"], repository)
 
 
+@pytest.mark.thorough
 def test_the_wheel_has_what_jobs_and_images_need(wheels):
     [wheel] = wheels.iterdir()
     with zipfile.ZipFile(wheel) as archive:

@@ -52,6 +52,7 @@ def test_a_run_on_a_terminal_does_without_docker_rich_and_nvml():
     assert status == 0, output
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("bare_host")
 def test_the_doctor_names_what_is_not_installed(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")

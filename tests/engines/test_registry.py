@@ -36,7 +36,7 @@ class Absent(Far):
 OWN = ("docker", "process", "slurm") if find_spec("allranks.plugins") else ("docker", "process")
 
 
-pytestmark = pytest.mark.usefixtures("no_slurm")
+pytestmark = pytest.mark.usefixtures("no_slurm", "quick_doctor")
 
 
 @pytest.fixture

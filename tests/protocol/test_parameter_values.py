@@ -83,6 +83,7 @@ def of_two_processes():
     return [json.loads(each.stdout) for each in done]
 
 
+@pytest.mark.thorough
 def test_fixed_values_have_the_same_digest_in_every_process(of_two_processes):
     (one, _), (other, _) = of_two_processes
     assert one == other

@@ -40,6 +40,7 @@ def measure(tmp_path, plugins):
     return run
 
 
+@pytest.mark.thorough
 def test_coverage_of_all_ranks_is_combined_and_checked(measure, tmp_path):
     status, output, of_ranks = measure("pytest", "--ranks=2", *COV, "--cov-fail-under=100")
     assert status == 0, output

@@ -356,6 +356,7 @@ dist.Backend.register_backend("mine", Group, devices=["cpu"])
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "files", "declared"),
     quick(
@@ -378,6 +379,7 @@ def test_a_custom_backend_is_accepted(session, tmp_path, arguments, files, decla
     assert "ranks: 2 over mine" in output
 
 
+@pytest.mark.thorough
 def test_a_broken_matrix_file_is_a_usage_error_if_it_might_declare_the_backend(session, tmp_path):
     (tmp_path / "matrix.toml").write_text("[matrix]\ncustom_backends = 'mine'\n")
     test = "def test_it(): pass"
@@ -399,7 +401,7 @@ def test_it(absent): pass
 @pytest.mark.parametrize(
     ("arguments", "text", "words"),
     quick(
-        3,
+        1,
         [
             (("--ranks-backend=nccl",), "def test_it(): pass", "is built without nccl"),
             ((), "import pytest\ndef test_it(): pytest.skip('not today')", "not today"),
@@ -422,6 +424,7 @@ def test_a_session_in_which_no_test_executed_exits_5(session, arguments, text, w
         assert re.search(f"nothing ran: no test executed.*{words}", output, re.DOTALL)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", quick(1, ["def test_other(): pass", "@pytest.mark.xfail\ndef test_other(): assert 0"]))
 def test_one_executed_test_is_enough(session, more):
     text = f"import pytest\ndef test_it(): pytest.skip('not today')\n{more}\n"
@@ -430,11 +433,13 @@ def test_one_executed_test_is_enough(session, more):
     assert "nothing ran" not in output
 
 
+@pytest.mark.thorough
 def test_a_session_that_only_collects_has_nothing_to_run(session):
     status, output = session("--ranks=2", "--collect-only", test_it="def test_it(): pass")
     assert status == 0, output
 
 
+@pytest.mark.thorough
 def test_every_test_is_reported_if_the_job_fails(session):
     suite = """
 import os
@@ -450,6 +455,7 @@ def test_two(): pass
     assert "there is no such thing here" in output
 
 
+@pytest.mark.thorough
 def test_a_test_that_the_job_does_not_collect_is_an_error(session):
     suite = """
 import os, pytest
@@ -462,6 +468,7 @@ def test_it(n): pass
     assert "no rank reported this test: pytest has collected it, but" in output
 
 
+@pytest.mark.thorough
 def test_a_module_that_cannot_be_imported_ends_the_session_before_any_rank(session):
     status, output = session("--ranks=2", test_it="import nothing_of_the_kind")
     assert status == pytest.ExitCode.INTERRUPTED
@@ -476,6 +483,7 @@ def test_it(rank):
 """
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_the_ranks(tmp_path, session, environment):
     session("--co", test_it=ENDLESS)
     command = [sys.executable, "-m", "pytest", "--ranks=2"]
@@ -505,6 +513,7 @@ def test_case(case): pass
 OF_TEXTS = "{'ada', 'bea', 'cyd', 'dan', 'eve', 'fay', 'gil', 'hal'}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("source", "variables", "is_same"),
     quick(

@@ -122,6 +122,7 @@ def damaged(data, offset, change):
             return data[:offset]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", quick(1, ["flip", "cut", "lose", "add"]))
 def test_one_damaged_byte_never_turns_a_failure_into_a_pass_or_affects_other_jobs(green, change):
     streams = [damaged(FAILING, offset, change) for offset in range(len(FAILING))]

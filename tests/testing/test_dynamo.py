@@ -199,6 +199,7 @@ def test_under_plain_pytest_ranks_drop_the_launching_process_s_compilations(tmp_
     assert "assert 6.0 == 5" in done.stdout
 
 
+@pytest.mark.thorough
 def test_in_ranks_of_an_agent(run_gang):
     functions = """
     def test_function(dynamo, process_group, rank):

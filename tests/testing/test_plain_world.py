@@ -106,6 +106,7 @@ def test_ranks_of_a_launcher_on_one_node_find_each_other(start, launcher):
         assert "4 passed" in output
 
 
+@pytest.mark.thorough
 def test_ranks_of_torchrun_use_its_store(start, tmp_path, environment_without_ranks):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest"]
     ends(start("--collect-only"))

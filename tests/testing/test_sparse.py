@@ -40,6 +40,7 @@ def test_the_type_can_be_chosen(dtype):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_gloo_reduces_them_right(run_gang, world_size):
     agent = run_gang(

@@ -506,6 +506,7 @@ def test_a_plain_pytest_runs_it_with_fixtures_and_marks(pytester, no_cell):  # n
     result.stdout.fnmatch_lines(["*RankThreadError: rank 1 of 2 failed first: AssertionError: assert 1 == 0"])
 
 
+@pytest.mark.thorough
 def test_unittest_runs_it_alone(pytester):
     suite = textwrap.dedent(SUITE).replace("self.folder / str(self.rank)", "__import__('pathlib').Path(str(self.rank))")
     pytester.makepyfile(test_suite=suite)

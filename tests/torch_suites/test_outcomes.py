@@ -51,6 +51,7 @@ def ran(tmp_path_factory):
     return run([one_job("c10d", OF_C10D), one_job("rpc", OF_RPC)], tmp_path_factory.mktemp("torch") / "repository")
 
 
+@pytest.mark.thorough
 def test_every_job_goes_well(ran):
     assert ran.troubles == (), ran.output
 

@@ -112,6 +112,7 @@ def report(site, planned, tmp_path):
     return run
 
 
+@pytest.mark.thorough
 def test_it_is_built_from_the_commit_of_the_workflow_whatever_an_index_has(planned):
     _, plan = planned
     assert plan.result == "success", plan.log

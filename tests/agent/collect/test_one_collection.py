@@ -62,6 +62,7 @@ def test_every_process_collects_with_the_runs_seed(collect):
     }
 
 
+@pytest.mark.thorough
 def test_random_parameters_do_not_depend_on_earlier_files(collect):
     all_files, alone = collect(FILES), collect({"test_drawn.py": DRAWN})
     assert alone == {test: all_files[test] for test in alone}

@@ -218,6 +218,7 @@ def test_what_passed_gives_way_in_a_page_that_is_too_large_and_failures_stay(
     assert "passed. junit.xml, next to this page, has all of them" in path.read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("outcome", "words"), quick(1, [("failed", "failed"), ("errored", "errors")]))
 def test_failures_that_do_not_fit_are_counted_and_the_page_says_where_they_are(
     tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch, outcome: str, words: str
