@@ -90,7 +90,7 @@ FAULT = {
             "verdict": ("error", "crashed"),
             "leading": 0,
             "ranks": ["crashed", "aborted"],
-            "words": ["rank 0 left with exit code 3"],
+            "words": ["rank 0 exited with code 3"],
         },
         "test_is_killed_with_work_under_way": {
             "verdict": ("error", "crashed"),

@@ -11,7 +11,7 @@ FAULT = {
     "verdict": ("error", "timed_out"),
     "leading": 2,
     "ranks": ["failed", "failed", "timed_out", "failed"],
-    "words": ["rank 2 timed out", "in vain", "test_hang_in_call.py", "in hang"],
+    "words": ["rank 2 timed out", "waited for it", "test_hang_in_call.py", "in hang"],
     "seconds": 6,
 }
 

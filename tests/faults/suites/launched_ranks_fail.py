@@ -48,7 +48,7 @@ FAULT = {
             "verdict": ("error", "crashed"),
             "leading": 1,
             "ranks": ["failed|aborted", "crashed"],
-            "words": ["rank 1 left with exit code 3"],
+            "words": ["rank 1 exited with code 3"],
             "undetermined": "whether the peer's own call or the grace ends first",
         },
         "test_one_sleeps_before_its_backward": {

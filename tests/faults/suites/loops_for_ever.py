@@ -8,7 +8,7 @@ FAULT = {
     "verdict": ("error", "timed_out"),
     "leading": 1,
     "ranks": ["failed", "timed_out"],
-    "words": ["rank 1 timed out", "in vain", "test_loops_for_ever.py"],
+    "words": ["rank 1 timed out", "waited for it", "test_loops_for_ever.py"],
     "seconds": 5,
 }
 

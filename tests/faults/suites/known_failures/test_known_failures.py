@@ -10,7 +10,7 @@ FAULT = {
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["passed|xpassed", "crashed"],
-    "words": ["rank 1 left with exit code 3"],
+    "words": ["rank 1 exited with code 3"],
     "undetermined": "rank 0 does what nobody expected",
     "others": {
         "test_fails": {
