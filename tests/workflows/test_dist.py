@@ -176,7 +176,7 @@ def test_an_artifact_that_never_came_closes_it(again):
     lost = again(change=lambda run: run.service.lose(f"*-results-*-{OTHER}-*"))
     assert lost.results[f"run {OTHER}"] == "success"
     assert lost.results["report"] == lost.results["gate"] == "failure"
-    assert "it was planned, but did not start or was lost" in lost.job("report").summary
+    assert "it did not start, or its results were lost" in lost.job("report").summary
     assert "- exit code of the merged report: 3 where it must be 0" in gate_of(lost).summary
 
 
@@ -206,7 +206,7 @@ def test_results_of_an_earlier_plan_stand_in_for_nothing(again):
 
     renewed = again(change=plan_anew)
     assert renewed.results["gate"] == "failure"
-    assert "did not start or was lost. (2 tests in 2 cells; packs " in renewed.job("report").summary
+    assert "did not start, or its results were lost. (2 tests in 2 cells; packs " in renewed.job("report").summary
 
 
 def test_a_fork_without_a_reviewer_closes_it_and_gets_no_machine_of_the_user_s(again):
