@@ -1,4 +1,5 @@
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,13 +9,14 @@ from agent_run import CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.rank.marker_options import MarkerError, read_options
+from allranks.agent.rank.marker_options import MarkerError, limit_of, read_options
 from allranks.agent.supervisor.test_loop import first_batch, join_test_groups, split_by_gang
 from allranks.protocol.config import TimeLimit
 
 
 @dataclass(frozen=True)
 class Mark:
+    name: str
     args: tuple
     kwargs: dict
 
@@ -30,9 +32,9 @@ class Item:
 
     def get_closest_marker(self, name):
         if name == "no_process_group":
-            return None if self.has_process_group else Mark((), {})
+            return None if self.has_process_group else Mark(name, (), {})
         value = getattr(self, name, None)
-        return None if value is None else Mark((value,), {})
+        return None if value is None else Mark(name, (value,), {})
 
 
 KINDS = st.sampled_from(["test", "file", "job"])
@@ -147,3 +149,17 @@ def test_the_error_for_an_invalid_marker_names_the_test(wrong):
     with pytest.raises(MarkerError, match="is invalid") as error:
         options_of([Item(Path("a.py"), **wrong)])
     assert error.value.nodeid == "a.py::test"
+
+
+@pytest.mark.parametrize(
+    ("marker", "written"),
+    [
+        (Mark("time_limit", (0,), {}), "time_limit(0)"),
+        (Mark("time_limit", (), {"seconds": 5}), "time_limit(seconds=5)"),
+        (Mark("time_limit", ("3",), {"x": 1}), "time_limit('3', x=1)"),
+    ],
+    ids=["positional", "keyword", "both"],
+)
+def test_the_error_for_an_invalid_marker_shows_it_as_written(marker, written):
+    with pytest.raises(ValueError, match=f"^{re.escape(written)} is invalid: "):
+        limit_of(marker)

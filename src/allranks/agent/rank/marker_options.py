@@ -26,7 +26,7 @@ _TIMEOUT_PLUGIN = ("timeout", "pytest_timeout")
 """The names of pytest-timeout: as an installed plugin, and if loaded by ``-p``."""
 
 _RUNNERS_OF_UNITTEST = ("__call__", "run", "_callTestMethod")
-"""Methods of which a class overrides at least one if it awaits its tests."""
+"""A class that awaits its tests overrides at least one of these methods."""
 
 
 class MarkerError(Exception):
@@ -98,7 +98,7 @@ def plugin_limit(item: pytest.Item) -> TimeLimit | None:
 
 
 def _launcher_options(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
-    """The options of a multi-process test: an own launcher, unless it starts no processes or its class keeps them."""
+    """The options of a multi-process test: it gets its own launcher, unless it starts none or its class reuses them."""
     is_skipped, group = _is_skipped(item), _test_group(item, config)
     key: tuple[str, ...] = (str(index),)
     if getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False):
@@ -162,7 +162,7 @@ def _test_group(item: pytest.Item, config: AgentConfig) -> str:
         return next((name for name, patterns in groups if any(matches(item.nodeid, one) for one in patterns)), "")
     if len(marker.args) == 1 and not marker.kwargs and isinstance(marker.args[0], str) and marker.args[0]:
         return marker.args[0]
-    msg = f"test_group{marker.args} is invalid: it takes the name of one group"
+    msg = f"{_as_written(marker)} is invalid: it takes the name of one group"
     raise MarkerError(item.nodeid, msg)
 
 
@@ -182,7 +182,7 @@ def _isolation(item: pytest.Item) -> str | None:
         return None
     if len(marker.args) == 1 and not marker.kwargs and marker.args[0] in get_args(Isolation):
         return str(marker.args[0])
-    msg = f"isolation{marker.args} is invalid: it takes one of {', '.join(map(repr, get_args(Isolation)))}"
+    msg = f"{_as_written(marker)} is invalid: it takes one of {', '.join(map(repr, get_args(Isolation)))}"
     raise MarkerError(item.nodeid, msg)
 
 
@@ -198,8 +198,13 @@ def limit_of(marker: pytest.Mark) -> TimeLimit:
     """The limit of a ``time_limit`` marker."""
     if len(marker.args) == 1 and not marker.kwargs and _is_number(marker.args[0]) and 0 < marker.args[0] <= _LONGEST:
         return TimeLimit(value=float(marker.args[0]), setting="@pytest.mark.time_limit")
-    msg = f"time_limit{marker.args} is invalid: it takes one number of seconds, more than 0 and up to {_LONGEST:,}"
+    msg = f"{_as_written(marker)} is invalid: it takes one number of seconds, more than 0 and up to {_LONGEST:,}"
     raise ValueError(msg)
+
+
+def _as_written(marker: pytest.Mark) -> str:
+    arguments = (*map(repr, marker.args), *(f"{name}={value!r}" for name, value in marker.kwargs.items()))
+    return f"{marker.name}({', '.join(arguments)})"
 
 
 def _is_number(value: object) -> bool:
