@@ -39,7 +39,7 @@ _DRIVER: Final = "libcuda.so.1"
 _VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """The variables that decide which GPUs a process sees. A conftest file may change them between two queries."""
 
-_END: Final = 60.0
+_EXIT_SECONDS: Final = 60.0
 """Seconds for a process to end after it has sent its result: the driver may take a while to release its resources."""
 
 
@@ -48,7 +48,7 @@ class GpuProperties(SimpleNamespace):
 
 
 class _Queries:
-    """torch's functions that query GPUs, whose results come from a fork in the process that must not initialize CUDA.
+    """Replacements for torch's GPU queries. In the process that must not initialize CUDA, they run the query in a fork.
 
     Attributes:
         process: The process that must not initialize CUDA; its forks may.
@@ -167,7 +167,7 @@ def _call_in_fork(query: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any que
         text = b"".join(iter(lambda: os.read(reader, _CHUNK), b""))
     finally:
         os.close(reader)
-        linux.reap(pid, _END)
+        linux.reap(pid, _EXIT_SECONDS)
     if not text:
         msg = "the process that queried the GPUs has crashed"
         raise RuntimeError(msg)
@@ -196,7 +196,7 @@ def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str, int | None] | 
     """The hardware that this host lacks: torch's skip code, a message, and the number of GPUs if these are missing."""
     present, required = _visible_gpus(), len(share_of(config.node, total=config.gpu_count, nodes=config.nodes))
     whose = "cell" if config.nodes == 1 else "cell's node"
-    lacking = f"the {whose} needs {required} GPUs, this job sees {present}"
+    lacking = f"the {whose} needs {required} GPUs, but this job sees only {present}"
     if not distributed.is_backend_available(config.backend):
         detail = f"this torch ({torch.__version__}) is built without {config.backend}"
         return SkipCode.BACKEND_UNAVAILABLE, detail if present >= required else f"{detail}, and {lacking}", None
@@ -206,16 +206,17 @@ def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str, int | None] | 
 
 
 def _visible_gpus() -> int:
-    # Both calls run in a fork, because with PYTORCH_NVML_BASED_CUDA_CHECK one calls the other.
+    # With PYTORCH_NVML_BASED_CUDA_CHECK=1 (the default in a job), is_available() only calls the patched device_count(),
+    # so neither initializes CUDA here.
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-_SIZE: Final = 256
+_MATRIX_SIZE: Final = 256
 _HEALTHY: Final = b"healthy"
 _LONGEST_ERROR: Final = 2000
 """Bytes of an error message, far below the size of a pipe's buffer."""
 
-_AFTER_KILL: Final = 2.0
+_KILL_SECONDS: Final = 2.0
 """Seconds for a killed process to end; one that is blocked in a driver does not, and is left behind."""
 
 
@@ -227,7 +228,7 @@ def compute(device: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.
     Raises:
         ArithmeticError: The products differ. torch raises any other error if the device cannot compute.
     """
-    matrix = torch.arange(_SIZE * _SIZE, dtype=torch.float32).reshape(_SIZE, _SIZE) % 7
+    matrix = torch.arange(_MATRIX_SIZE * _MATRIX_SIZE, dtype=torch.float32).reshape(_MATRIX_SIZE, _MATRIX_SIZE) % 7
     expected = matrix @ matrix.T
     on_device = matrix.to(device)
     product = multiply(on_device, on_device.T).cpu()
@@ -302,7 +303,7 @@ class _Check:
         return os.read(self.reader, _LONGEST_ERROR)
 
     def _status(self, deadline: float) -> int | None:
-        return linux.reap(self.pid, max(_AFTER_KILL, deadline - time.monotonic()))
+        return linux.reap(self.pid, max(_KILL_SECONDS, deadline - time.monotonic()))
 
 
 def _ending(status: int | None) -> str:

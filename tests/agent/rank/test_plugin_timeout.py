@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.agent.diagnose.step_outcome import is_pytest_timeout
+from allranks.agent.diagnose.step_outcome import pytest_timeout_message
 from allranks.agent.rank.marker_options import plugin_limit
 
 pytest_plugins = ["pytester"]
@@ -24,18 +24,18 @@ def printed(run_once):
 
 
 def test_a_timeout_by_the_thread_method_of_pytest_timeout_is_recognized(printed):
-    reason = is_pytest_timeout(printed)
+    reason = pytest_timeout_message(printed)
     assert reason.startswith("ended by pytest-timeout; it was in ")
     assert reason.endswith("suite/test_slow.py:5 in test_waits")
 
 
 @pytest.mark.parametrize("output", ["", "Timeout", f"{10 * '+'} Timeouts {10 * '+'}", "+ Timeout +"])
 def test_other_output_is_not_a_timeout(output):
-    assert is_pytest_timeout(output) is None
+    assert pytest_timeout_message(output) is None
 
 
 def test_the_stack_may_be_cut():
-    assert is_pytest_timeout(f"suite/test_x.py {10 * '+'} Timeout {10 * '+'}\n…") == "ended by pytest-timeout"
+    assert pytest_timeout_message(f"suite/test_x.py {10 * '+'} Timeout {10 * '+'}\n…") == "ended by pytest-timeout"
 
 
 MARK = "@pytest.mark.timeout({})\n"

@@ -1,4 +1,4 @@
-"""The outcome of a step on each rank, as the supervisor learned it from reports or exits, and its records."""
+"""What each rank did in a step (from its report or its exit), and the conversion to records."""
 
 import re
 import signal
@@ -36,7 +36,7 @@ _STACK = re.compile(r"^~+ Stack of (?P<thread>\S+) \(\d+\) ~+$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
 
-def is_pytest_timeout(output: str, limit: TimeLimit | None = None) -> str | None:
+def pytest_timeout_message(output: str, limit: TimeLimit | None = None) -> str | None:
     """Return the message for a rank that pytest-timeout ended; None if it ended otherwise.
 
     Such a rank exits like any other that fails: only its output shows the time limit.
@@ -76,7 +76,7 @@ class StepOutcome:
     # It is a secondary failure, or may be one until :meth:`Step.classify_failures` has decided.
     is_secondary: bool = False
     waits_for: Wait | None = None  # the call that failed or did not return before the rank failed
-    failed_before: bool = False  # its test had failed of something else before that call
+    failed_before: bool = False  # the test had already failed for another reason before that call
     consequence: bool = False  # the outcome followed from another rank's failure, or came within the grace after it
     caused_by: int | None = None  # the rank with the primary failure
     observed: bool = False  # the supervisor determined the outcome, because the rank itself could not report it
@@ -185,7 +185,7 @@ class Step:
     def primary_failure(self) -> StepOutcome | None:
         """The failure to report first: the cause, or the best candidate if all failures seem to be secondary.
 
-        That is the first one whose test had failed of something else before, or else the first one that is no
+        That is the first one whose test had already failed for another reason, or else the first one that is no
         consequence of another.
         """
         independent = (failure for failure in self._failures if not failure.consequence)
@@ -207,14 +207,14 @@ class Step:
         return any(outcome.outcome is Outcome.SKIPPED for outcome in self.outcomes)
 
     @property
-    def left(self) -> frozenset[str]:
-        """Names of the state that the test left changed on any rank."""
+    def not_restored(self) -> frozenset[str]:
+        """Names of the state that the test changed on some rank and that could not be restored."""
         return frozenset(name for outcome in self.outcomes for name in outcome.report.left)
 
     @property
     def restored(self) -> frozenset[str]:
         """Names of the state that the test had changed on any rank, and that all ranks have restored."""
-        return frozenset(name for outcome in self.outcomes for name in outcome.report.restored) - self.left
+        return frozenset(name for outcome in self.outcomes for name in outcome.report.restored) - self.not_restored
 
     @property
     def unchecked_children(self) -> Mapping[str, list[int]]:
@@ -265,13 +265,14 @@ class Step:
         return describe_unmatched_call(calls) if has_ended and is_complete else ""
 
     def compare_subtests(self) -> None:
-        """Count a rank that skipped subtests which its peers ran as skipped."""
+        """If a rank skipped subtests that its peers ran, count the rank as skipped."""
         skipped = {
             outcome.rank: outcome.report.skipped_subtests
             for outcome in self.outcomes
             if outcome.outcome is Outcome.PASSED
         }
-        # Reasons may name the rank. A rank that ran all of them, if there is one, decides.
+        # Only the part before ':' is compared, because reasons may contain the rank. If some rank skipped nothing, that
+        # is the norm.
         usual = min((text.partition(":")[0] for text in skipped.values()), default="")
         self.outcomes = [
             replace(outcome, outcome=Outcome.SKIPPED, message=text, skip_kind=SkipKind.PLAIN)
@@ -298,7 +299,8 @@ class Step:
     def attribute_secondary_failures(self, first_skip: StepOutcome | None, odd: Collection[int] = ()) -> None:
         """At the step's end, mark secondary failures as consequences of the rank that caused them.
 
-        If all failures are secondary, the first of the ranks in `odd`, whose calls differ from most, is the cause.
+        If all failures are secondary, the cause is the first one in `odd`, the ranks whose calls differ from those of
+        the majority.
         """
         odd_one = next((failure for failure in self._failures if failure.rank in odd), None)
         cause = self.cause or first_skip or self._failed_before or odd_one
@@ -314,7 +316,7 @@ class Step:
         return max((outcome.at for outcome in self.outcomes if outcome.was_terminated), default=None)
 
     def abort_terminated_ranks(self, reason: str) -> None:
-        """Mark ranks that the job's end from outside has terminated as aborted, and the failures that follow from it.
+        """Mark ranks as aborted if SIGTERM from outside the job ended them, or if they failed because of that.
 
         A rank that failed or crashed by itself stays the primary failure, even if it seemed to be a secondary one.
         """
@@ -337,7 +339,7 @@ class Step:
                 self.outcomes.append(outcome)
 
     def promote_outliers(self, outliers: Collection[int]) -> None:
-        """Make the ranks whose call differed from most primary, and the failures of the other ranks secondary."""
+        """Make failures of the outliers, whose call differed from the majority's, primary, and all others secondary."""
         first = next((failure for failure in self._failures if failure.rank in outliers), None)
         if first is not None:
             self.outcomes = [
@@ -425,7 +427,7 @@ def outcome_of_exit(rank_exit: RankExit, step: Step) -> StepOutcome:
         )
     is_late = any(outcome.rank == rank_exit.rank and outcome.is_final for outcome in step.outcomes)
     printed = rank_exit.output.stdout + rank_exit.output.stderr
-    timed_out = is_pytest_timeout(printed, step.plugin_limit) if status == 1 else None
+    timed_out = pytest_timeout_message(printed, step.plugin_limit) if status == 1 else None
     died = f"rank {rank_exit.rank} {describe_exit(rank_exit)}{rank_exit.stacks.words}"
     return StepOutcome(
         rank=rank_exit.rank,
@@ -474,7 +476,7 @@ MAX_RANKS = 1_024
 """Ranks whose collectives are kept."""
 
 _MAX_NUMBER = 10**12
-"""No rank counts more collectives: a greater number is garbage, and a record must not have any integer."""
+"""No rank counts more collectives: a greater number is garbage, and must not get into a record."""
 
 _NAME_LENGTH = 60
 """Characters of a group or a kind, which a rank may have overwritten with anything."""
@@ -498,7 +500,7 @@ def entered_collectives(
 
 
 def timeline_record(step: Step, nodeid: str, outputs: Mapping[int, Output]) -> FailureCourse | None:
-    """Return the timeline of a failed test, with the output of a rank that passed; None if there is neither."""
+    """Return the timeline of a failed test; None if there are no collectives and no output of a passing rank."""
     if not (step.nodeid and step.has_failed):
         return None
     others = {outcome.rank for outcome in step.outcomes if outcome.outcome is not Outcome.PASSED}

@@ -596,7 +596,7 @@ class TestLoop:
             has_failed = self._record_ranks(step, gang.take_output(self._current))
         self._record_processes(step)
         if self._launcher is None and self._options.shares_ranks:
-            for consequence, names in ((_RESTORED, step.restored), (_REPLACED, step.left)):
+            for consequence, names in ((_RESTORED, step.restored), (_REPLACED, step.not_restored)):
                 for name in sorted(names):
                     self._state.changed.setdefault((name, consequence), {})[self._current] = None
         self._count({outcome.outcome for outcome in step.outcomes}, has_failed=has_failed)
