@@ -64,7 +64,7 @@ def told(*collectives, world=4):
 def test_a_rank_that_never_came_is_named_with_those_that_waited():
     last = entered(2, rank0=0.5, rank2=1.0, rank3=0.6)
     assert told(entered(1, rank0=0.1, rank1=0.1, rank2=0.1, rank3=0.1), last) == [
-        "rank 1 never called all_reduce #2; ranks 0, 2, 3 had, rank 0 first, 1.50 s before the end",
+        "rank 1 never called all_reduce #2; ranks 0, 2, 3 called it, rank 0 first, 1.50 s before the end",
         "rank 2 called all_reduce #2 500 ms after rank 0",
     ]
 
@@ -168,4 +168,4 @@ def test_terminal_and_summary_have_one_line_about_a_rank_that_never_came():
         CellSuite(cell="c", suite="s", tests=(test,), timelines=timelines) for timelines in ({TEST: timeline}, {})
     ]
     told, untold = (suite.row.failures[0].traceback for suite in suites)
-    assert set(told) - set(untold) == {"rank 1 never called all_reduce #1; rank 0 had, 1.90 s before the end"}
+    assert set(told) - set(untold) == {"rank 1 never called all_reduce #1; rank 0 called it 1.90 s before the end"}

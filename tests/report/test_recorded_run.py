@@ -59,7 +59,7 @@ def test_a_recorded_folder_renders_with_all_that_it_tells(tmp_path):
     (suite,) = suites
     waits, compares, killed = ((test, suite.timeline_of(test)) for test in suite.tests if test.verdict.is_bad)
     [sentence] = timeline_rows(waits[1], waits[0])["s"]
-    assert sentence == "rank 1 never called barrier #3; rank 0 had, 3.42 s before the end"
+    assert sentence == "rank 1 never called barrier #3; rank 0 called it 3.42 s before the end"
     assert output_diff(compares[1], compares[0])["t"] == ["@ stdout", "-loss 2.5", "+loss 3.5"]
     assert killed[1].phases[0]
     assert merged.page.stat().st_size > 50_000

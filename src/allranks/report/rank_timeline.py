@@ -31,7 +31,7 @@ DEFAULT_GROUP: Final = "default"
 """The name of the process group of all ranks."""
 
 LATE: Final = 0.05
-"""Seconds after the first rank from which a rank is reported as late: a loaded host delays any rank a little."""
+"""A rank this many seconds behind the first one is reported as late; less is normal on a loaded host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +158,15 @@ def missing_ranks(timeline: RankTimeline, collective: Collective, ranks: Sequenc
 
 
 def absences(timeline: RankTimeline, ranks: Sequence[RankResult]) -> Iterator[str]:
-    """Sentences on the last collective of each group that a rank never called."""
+    """For each group, a sentence if some rank never called its last collective."""
     end = max((rank.at for rank in ranks if rank.at is not None), default=timeline.began) - timeline.began
     last = {collective.group: collective for collective in timeline.collectives}
     for collective in last.values():
         if missing := missing_ranks(timeline, collective, ranks):
             since = f"{_seconds(max(0.0, end - min(collective.seconds)))} before the end"
-            first = f"rank {collective.first} first, " if len(collective.ranks) > 1 else ""
-            yield f"{_ranks(missing)} never called {collective.name}; {_ranks(collective.ranks)} had, {first}{since}"
+            first = f", rank {collective.first} first," if len(collective.ranks) > 1 else ""
+            called = f"{_ranks(collective.ranks)} called it{first} {since}"
+            yield f"{_ranks(missing)} never called {collective.name}; {called}"
 
 
 def waits(timeline: RankTimeline, ranks: Sequence[RankResult]) -> Iterator[str]:

@@ -192,7 +192,7 @@ def test_a_time_line_shows_phases_waits_and_collectives(page: Page, tmp_path: Pa
     tests = [failed("t.py::test", stdout="a\nc")]
     page.open(write_page(tmp_path, [job("c", "s", tests, timelines={"t.py::test": told})]), "#t=c/s/t.py::test")
     open_test(page)
-    waited = "rank 1 never called all_reduce #1; rank 0 had, 1.20 s before the end"
+    waited = "rank 1 never called all_reduce #1; rank 0 called it 1.20 s before the end"
     assert page.texts(".waits") == [waited, waited]  # in the leading group, and in the test
     marks = "lane => [...lane.querySelectorAll('.track i')].map(e => e.title)"
     assert page.run(f"[...document.querySelectorAll('.lane')].map({marks})") == [

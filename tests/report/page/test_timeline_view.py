@@ -28,7 +28,7 @@ def test_a_row_has_phases_waits_and_collectives_in_milliseconds():
         [1, "failed", 1000, [["setup", "passed", 250.0]], []],
     ]
     assert told["c"] == [["all_reduce #1", [[0, 300.0]]]]
-    assert told["s"] == ["rank 1 never called all_reduce #1; rank 0 had, 1.20 s before the end"]
+    assert told["s"] == ["rank 1 never called all_reduce #1; rank 0 called it 1.20 s before the end"]
 
 
 def test_of_many_ranks_the_telling_ones_have_rows():
