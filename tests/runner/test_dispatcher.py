@@ -668,7 +668,7 @@ def test_a_record_after_finished_is_a_contradiction(dispatcher, engine, pair, re
 def test_a_journal_has_a_size_limit(dispatcher, pair, records, monkeypatch):
     monkeypatch.setattr("allranks.runner.attempt_runner.MOST_BYTES", 200)
     dispatcher(pair[:1]).run(pair[:1])
-    assert "over the limit of 200" in records()[ONE]["error"]["why"]
+    assert "the limit is 200" in records()[ONE]["error"]["what"]
 
 
 def test_a_run_at_its_time_limit_is_stopped_and_each_job_has_the_reason(dispatcher, engine, pair, records, lines):

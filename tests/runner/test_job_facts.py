@@ -216,8 +216,8 @@ def test_a_job_is_done_unless_it_was_interrupted():
 def test_processes_that_were_left_behind_are_notes():
     left = [LeftBehind(nodeid="t::a", rank=rank, pid=7, command="sleep 9") for rank in (1, None)]
     assert facts(*left).notes == (
-        "rank 1 left a process behind in t::a, which was killed: sleep 9",
-        "a rank left a process behind in t::a, which was killed: sleep 9",
+        "t::a left a process of rank 1 running; allranks killed it: sleep 9",
+        "t::a left a process of a rank running; allranks killed it: sleep 9",
     )
 
 

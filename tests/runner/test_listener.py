@@ -22,7 +22,7 @@ def live(lines):
 def test_the_location_of_a_job_is_printed(live, lines, make_spec):
     spec = make_spec()
     live.job_started(spec, Tests())
-    assert lines == [f"{spec.job_id}: running in processes of {spec.python}"]
+    assert lines == [f"{spec.job_id}: running as processes of {spec.python}"]
 
 
 def test_the_queue_status_of_a_job_is_printed(live, lines):
@@ -115,7 +115,7 @@ def test_a_verbose_run_shows_each_request(verbose, lines, make_spec):
     verbose.job_started(spec, Tests())
     assert lines[0] == f"{spec.job_id}: attempt {spec.attempt} of run {spec.run_id}, seed {spec.agent.seed}"
     assert "    pytest: suite -k x" in lines
-    assert "    ranks: 4 on 1 node(s), gloo by env" in lines
+    assert "    ranks: 4 on 1 node, backend gloo, init method env" in lines
     assert "    environment: A=1 B=2" in lines
     assert any(line.startswith("    python: ") for line in lines)
     assert any(line.startswith("    limits: ") for line in lines)

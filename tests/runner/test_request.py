@@ -127,7 +127,7 @@ def test_unchecked_gpus_are_checked(matrix, jobs, where, passthrough, visible):
     attempt = AttemptOptions(run_id="r", number=1, seed=1, gpus=("GPU-a", "x"), passthrough=passthrough)
     job = jobs["nccl-w2-g2-env"]
     before = job_spec(matrix, job, where, attempt)
-    spec = job_spec(matrix, job, where, replace(attempt, unchecked={"GPU-a": "GPU 0", "x": "GPU 1"}))
+    spec = job_spec(matrix, job, where, replace(attempt, gpus_to_check={"GPU-a": "GPU 0", "x": "GPU 1"}))
     assert [gpu.visible for gpu in spec.agent.check_gpus] == visible
     assert [gpu.name for gpu in spec.agent.check_gpus] == ["GPU 0", "GPU 1"]
     assert before.agent.check_gpus == ()

@@ -71,11 +71,11 @@ def failed_of(cache):
 
 
 def test_a_request_has_the_shard_and_the_durations_of_its_tests(split, pair):
-    attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
+    attempt = AttemptOptions(run_id="r", number=1, seed=1, test_durations={"t::a": 1.5})
     spec = job_spec(split, pair[1], JobEnvironment(image="i"), attempt)
     assert spec.job_id == f"{CELL}/tiny@2of2"
     assert spec.agent.suite == "tiny@2of2"
-    assert spec.agent.share == JobShard(number=2, count=2, seconds={"t::a": 1.5})
+    assert spec.agent.share == JobShard(number=2, count=2, test_durations={"t::a": 1.5})
 
 
 def test_a_request_for_a_whole_suite_has_no_share(matrix, jobs):
@@ -84,14 +84,14 @@ def test_a_request_for_a_whole_suite_has_no_share(matrix, jobs):
 
 
 def test_an_agent_reads_its_share_from_its_config(split, pair, tmp_path):
-    attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
+    attempt = AttemptOptions(run_id="r", number=1, seed=1, test_durations={"t::a": 1.5})
     agent = job_spec(split, pair[0], JobEnvironment(image="i"), attempt).agent
     (tmp_path / "config.json").write_text(agent.to_json())
     assert AgentConfig.read(tmp_path / "config.json") == agent
 
 
 def test_a_printed_request_omits_durations(split, pair):
-    attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
+    attempt = AttemptOptions(run_id="r", number=1, seed=1, test_durations={"t::a": 1.5})
     printed = job_spec(split, pair[0], JobEnvironment(image="i"), attempt).to_json()
     assert printed["agent"]["share"] == {"number": 1, "count": 2, "seconds": {}}
 

@@ -283,12 +283,12 @@ class AttemptRunner:
             passthrough=self.host.inventory.of(gpus),
             pytest_args=self.pytest_args,
             carried=(*cache_files(cache, self.folder.path.parent), *coverage),
-            seconds=self.folder.seconds_of(job),
+            test_durations=self.folder.seconds_of(job),
             only=attempt.selection.tests,
             shuffle=self.policy.shuffle,
             pdb=self.policy.pdb,
             plugins=self.policy.plugins,
-            unchecked={gpu: self.host.name_of(gpu) for gpu in self.pool.unchecked(gpus, environment)},
+            gpus_to_check={gpu: self.host.name_of(gpu) for gpu in self.pool.unchecked(gpus, environment)},
         )
         return job_spec(self.matrix, job, environment, request)
 
@@ -473,8 +473,9 @@ def _write(attempt: JobAttempt, journal: JournalWriter, record: Record) -> None:
         remedy = "Free space on the disk of the results folder, then resume the run: allranks run --resume."
         attempt.abort(JobError(kind="infrastructure", what=what, why="The job was stopped.", remedy=remedy))
     if journal.size > MOST_BYTES:
-        why = f"Its journal has {journal.size} bytes, over the limit of {MOST_BYTES}."
-        attempt.abort(_contradiction(why))
+        what = f"The job was stopped: its journal reached {journal.size} bytes, and the limit is {MOST_BYTES}."
+        remedy = "See which tests fill journal.jsonl in the job's results folder. Tests that print a lot often do."
+        attempt.abort(JobError(kind="agent", what=what, why="Its earlier results count.", remedy=remedy))
 
 
 def _contradiction(why: str) -> JobError:

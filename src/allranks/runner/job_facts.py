@@ -234,7 +234,7 @@ def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
     for left in found[:_LEFT_SHOWN]:
         rank = "a rank" if left.rank is None else f"rank {left.rank}"
         command = clipped(left.command, 200)
-        notes.append(f"{rank} left a process behind in {left.nodeid}, which was killed: {command}")
+        notes.append(f"{left.nodeid} left a process of {rank} running; allranks killed it: {command}")
     rest = len(found) - len(notes)
     return [*notes, f"{rest} more processes were left behind and killed"] if rest else notes
 

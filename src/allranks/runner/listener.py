@@ -14,10 +14,11 @@ from allranks.report.run_files import JobError
 from allranks.runner.progress import JobProgress, State, Tests, format_counts, format_rate, summary
 
 Detail = Literal["quiet", "usual", "verbose"]
-"""How much a run prints: ``-q`` prints only problems, ``-v`` adds requests and evidence."""
+"""How much a run prints: ``-q`` prints only problems. ``-v`` adds each job's settings, and the tracebacks,
+stacks and output of failed ranks."""
 
 Paint = Callable[[str, Color], str]
-"""Colors a text, if the output supports colors."""
+"""Colors a string, if the output supports colors."""
 
 _REASON_LINES: Final = 12
 _EVIDENCE_LINES: Final = 100
@@ -35,7 +36,7 @@ _NOT_FAILED: Final = frozenset({"interrupted", "stopped"})
 
 
 def without_color(text: str, _color: Color) -> str:
-    """Return the text without a color."""
+    """Return the string unchanged."""
     return text
 
 
@@ -86,7 +87,7 @@ class RunListener:
             if self.detail == "verbose":
                 self._say_all(request_lines(spec))
             if self.detail != "quiet":
-                self.say(f"{spec.job_id}: running in {_location(spec)}")
+                self.say(f"{spec.job_id}: running {_location(spec)}")
 
     def placement_changed(self, job_id: str, placement: Placement) -> None:
         """Handle a report of an engine with a queue; the job's time starts when it leaves the queue."""
@@ -183,13 +184,14 @@ def request_lines(spec: JobSpec) -> Iterator[str]:
     yield f"{spec.job_id}: attempt {spec.attempt} of run {spec.run_id}, seed {agent.seed}"
     yield f"    {'image' if spec.image else 'python'}: {spec.image or spec.python}"
     yield f"    pytest: {' '.join((*agent.paths, *agent.pytest_args))}"
-    yield f"    ranks: {agent.world_size} on {agent.nodes} node(s), {agent.backend} by {agent.init_method}"
+    nodes = f"{agent.nodes} node{'s' * (agent.nodes != 1)}"
+    yield f"    ranks: {agent.world_size} on {nodes}, backend {agent.backend}, init method {agent.init_method}"
     if spec.gpus:
         yield f"    GPUs: {', '.join(spec.gpus)} ({spec.passthrough.driver})"
     if spec.environment:
         yield f"    environment: {' '.join(f'{name}={value}' for name, value in sorted(spec.environment.items()))}"
     limits = agent.limits
-    yield f"    limits: {limits.test:g} s per test, {limits.job:g} s per job, {limits.process_group:g} s process group"
+    yield f"    limits: {limits.test:g} s per test, {limits.job:g} s per job, {limits.process_group:g} s per collective"
     memory, shm = resources.memory_bytes >> 20, resources.shm_bytes >> 20
     yield f"    resources: {resources.cpus} CPUs, {memory} MiB, {shm} MiB in /dev/shm"
 
@@ -206,8 +208,8 @@ def evidence_lines(ended: RankEnded) -> Iterator[str]:
 
 
 def _location(spec: JobSpec) -> str:
-    where = spec.image or f"processes of {spec.python}"
-    return where if spec.agent.nodes == 1 else f"{spec.agent.nodes} nodes of {where}"
+    where = f"in {spec.image}" if spec.image else f"as processes of {spec.python}"
+    return where if spec.agent.nodes == 1 else f"on {spec.agent.nodes} nodes, {where}"
 
 
 def last_version(line: str) -> str:

@@ -49,10 +49,10 @@ class AttemptOptions:
     passthrough: Passthrough = field(default_factory=Passthrough)
     pytest_args: tuple[str, ...] = ()
     carried: tuple[FileCopy, ...] = ()  # files of an earlier job of the same cell and suite
-    seconds: Mapping[str, float] = field(default_factory=dict)  # durations of the suite's tests, to split it
+    test_durations: Mapping[str, float] = field(default_factory=dict)  # in seconds, to split the suite
     only: tuple[str, ...] | None = None  # node ids of the tests to run; None for all
     shuffle: int | None = None  # the seed for the order of the tests; None for the order of collection
-    unchecked: Mapping[str, str] = field(default_factory=dict)  # names of the GPUs that it has to check, by id
+    gpus_to_check: Mapping[str, str] = field(default_factory=dict)  # their names, by id
     pdb: Pdb | None = None
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see AgentConfig.plugins
 
@@ -93,18 +93,18 @@ def _gpus_to_check(environment: JobEnvironment, attempt: AttemptOptions) -> Iter
     """
     passthrough, in_container = attempt.passthrough, environment.image is not None
     for index, gpu in enumerate(attempt.gpus):
-        if gpu not in attempt.unchecked:
+        if gpu not in attempt.gpus_to_check:
             continue
         visible = gpu
         if in_container and (passthrough.driver == "rocm" or not gpu.startswith(_NVIDIA_PREFIXES)):
             visible = str(index)
         elif passthrough.driver == "rocm":
             visible = str(passthrough.numbers[index])
-        yield GpuToCheck(gpu=gpu, visible=visible, name=attempt.unchecked[gpu])
+        yield GpuToCheck(gpu=gpu, visible=visible, name=attempt.gpus_to_check[gpu])
 
 
 def demand_of(matrix: Matrix, job: Job, *, gpus: int) -> Capacity:
-    """What a job needs of its host: a core for each concurrent rank, and its memory limit."""
+    """What a job needs from its host: a core for each concurrent rank, and its memory limit."""
     ranks = ranks_at_once(job.cell.world_size, job.suite.overlap)
     return Capacity(gpus=gpus, cores=ranks, memory=total(_resources_of_nodes(matrix, job, 0)).memory_bytes >> 20)
 
@@ -131,7 +131,7 @@ def time_limit(matrix: Matrix, job: Job) -> float:
 
 
 def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentConfig:
-    limits = matrix.limits
+    limits, shard, seconds = matrix.limits, job.shard, attempt.test_durations
     return AgentConfig(
         cell=job.cell.id,
         suite=job.name,
@@ -161,7 +161,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         pytest_args=(*job.suite.pytest_args, *attempt.pytest_args),
         mixed_skip=matrix.policy.mixed_skip,
         nodes=job.cell.nodes,
-        share=JobShard(number=job.shard.number, count=job.shard.count, seconds=attempt.seconds) if job.shard else None,
+        share=JobShard(number=shard.number, count=shard.count, seconds=seconds) if shard else None,
         only=attempt.only,
         shuffle=attempt.shuffle,
         pdb_rank=attempt.pdb.rank if attempt.pdb else None,
@@ -171,7 +171,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
 
 
 def files_of(code: Path, paths: tuple[Path, ...], root: Path | None) -> Iterator[FileCopy]:
-    """The files that a job needs of a code base: these paths, and the files that pytest reads in their parent folders.
+    """The files that a job needs from a code base: these paths, and what pytest reads in their parent folders.
 
     Symlinks may not lead out of `root`, which is None for the suites of allranks.
     """

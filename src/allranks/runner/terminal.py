@@ -23,7 +23,7 @@ from allranks.runner.listener import Detail, RunListener
 from allranks.runner.progress import JobProgress, format_duration, summary
 
 _GAP: Final = 2
-_LEAST_NOW: Final = 16
+_MIN_NOW_WIDTH: Final = 16
 """The minimum width of the last column; a narrower one is omitted."""
 
 _STYLES: Final = {"running": "bold", "preparing": "", "waiting": "dim", "done": "green"}
@@ -43,7 +43,8 @@ def render(listener: RunListener, width: int, height: int) -> Group:
         below = [Text(summary(jobs, listener.seconds), no_wrap=True, overflow="ellipsis")]
         if listener.first_failure:
             below.append(Text(printable(listener.first_failure), style="red", no_wrap=True, overflow="ellipsis"))
-        # Minus one line for the titles, and one that stays free: writing to its last cell scrolls a terminal.
+        # One line is for the titles. The bottom line stays empty: a character in its last column would make the
+        # terminal scroll.
         shown = _most_urgent(jobs, height - len(below) - 2)
         return Group(*([_table(shown, width)] if shown else ()), *below[: max(1, height - 1)])
 
@@ -84,7 +85,7 @@ def _columns(jobs: Sequence[JobProgress], width: int) -> tuple[Sequence[_Column]
         rest = width - sum(max(cell_len(column.title), *_widths(column, jobs)) + _GAP for column in columns)
         if rest + _GAP >= 0:
             break
-    return columns, rest if rest >= _LEAST_NOW and any(map(_now, jobs)) else 0
+    return columns, rest if rest >= _MIN_NOW_WIDTH and any(map(_now, jobs)) else 0
 
 
 def _widths(column: _Column, jobs: Sequence[JobProgress]) -> Iterator[int]:

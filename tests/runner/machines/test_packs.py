@@ -77,7 +77,7 @@ def divided_if_possible(matrix, known, wished):
     try:
         return divided(matrix, known, wished)
     except UsageError as error:
-        assume("entries of the job matrix are needed" not in error.what)
+        assume("entries of the job matrix, and the limit" not in error.what)
         raise
 
 
@@ -212,7 +212,7 @@ def test_a_job_whose_limit_does_not_fit_is_an_error_that_names_it():
 
 def test_jobs_that_need_more_machines_than_allowed_are_an_error():
     matrix = small_matrix(runners=(rule(hosted=True),), limits=Limits(job=12_000))
-    with pytest.raises(UsageError, match=r"entries of the job matrix are needed, over the limit of 3") as caught:
+    with pytest.raises(UsageError, match=r"at least \d+ entries of the job matrix, and the limit is 3") as caught:
         divided(matrix, known(matrix, 12_000), {"most": 3})
     assert "--where" in caught.value.remedy
 
@@ -221,7 +221,7 @@ def test_more_kinds_of_machines_than_entries_are_an_error():
     other = RunnerRule(when=parse_condition("world_size == 2"), labels=("b",), line=2)
     matrix = small_matrix(runners=(other, rule()))
     matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (1, 2)}})
-    with pytest.raises(UsageError, match=r"2 entries .* limit of 1"):
+    with pytest.raises(UsageError, match=r"2 entries .* limit is 1"):
         divided(matrix, {}, {"most": 1})
 
 

@@ -218,7 +218,7 @@ def _reject_live_owner(folder: Path) -> None:
         if owner["host"] == host_id() or silent > 4 * OWNER_HEARTBEAT:
             return
         msg = f"This run belongs to allranks on {owner['name']}, which was alive {max(0.0, silent):.0f} s ago."
-        why = f"A job has one orchestrator: {folder.name}."
+        why = f"Only one `allranks run` may control a job: {folder.name}."
         raise EngineError(msg, why=why, remedy="If it was killed, try again in a minute.")
 
 
@@ -241,8 +241,10 @@ def _claim(folder: Path) -> None:
     try:
         (folder / _OWNER).rename(folder / f".{_OWNER}.before")
     except FileNotFoundError as error:
-        msg = f"Another orchestrator has just taken over {folder.name}."
-        raise EngineError(msg, why="A job has one orchestrator.", remedy="Let the other run continue.") from error
+        msg = f"Another `allranks run` has just taken over {folder.name}."
+        raise EngineError(
+            msg, why="Only one `allranks run` may control a job.", remedy="Let the other run continue."
+        ) from error
     except OSError:
         return
 

@@ -186,9 +186,9 @@ def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, *, mo
     foreseen = expected(durations, jobs)
     groups, seconds = groups_of(matrix, jobs, foreseen), minutes * 60.0
     if (fewest := sum(len(group.packs(inf)) for group in groups)) > most:
-        what = f"{fewest} entries of the job matrix are needed, over the limit of {most}."
-        why = f"There are {len(groups)} combinations of rule and image, and each batch has to end within its minutes."
-        remedy = "Allow more entries or minutes, or plan only some of the cells with --where."
+        what = f"The plan needs at least {fewest} entries of the job matrix, and the limit is {most}."
+        why = "All jobs of an entry have the same rule and image, and must end within the minutes of its CI job."
+        remedy = "Raise --max-entries, or plan fewer cells with --where."
         raise UsageError(what, why=why, remedy=remedy)
     packs = [group.packs(seconds) for group in groups]
     while (count := sum(map(len, packs))) > most:
