@@ -30,7 +30,7 @@ MEANING: Mapping[ExitCode, str] = {
     ExitCode.USAGE: "the request or the matrix file is wrong",
     ExitCode.UNACCOUNTED: "a cell or rank is unaccounted for",
     ExitCode.INFRASTRUCTURE: "the infrastructure failed",
-    ExitCode.NOTHING_RAN: "nothing ran: no test executed",
+    ExitCode.NOTHING_RAN: "no test ran: all were skipped, or none was selected",
     ExitCode.INTERRUPTED: "interrupted",
 }
 """The meaning of each exit code, which a run prints at its end."""

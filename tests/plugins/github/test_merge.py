@@ -80,4 +80,4 @@ def test_on_github_a_run_of_nothing_says_so_and_a_good_one_gives_no_reason(allra
     assert allranks("report", "r", "--allow-nothing-ran")[0] == 0
     assert not outputs.exists()
     assert allranks("report", "r")[0] == 5
-    assert outputs.read_text() == "reason=nothing ran: no test executed (exit code 5)\n"
+    assert outputs.read_text() == "reason=no test ran: all were skipped, or none was selected (exit code 5)\n"
