@@ -17,7 +17,10 @@ from typing import Final
 
 from allranks.agent import channel, linux
 
-REMEDY: Final = "Use Linux 5.4 or newer, or gVisor of May 2026 or newer; a sandbox may also forbid a system call."
+REMEDY: Final = (
+    "Use Linux 5.4 or newer, or a gVisor release from May 2026 or later. If you already do, check whether a sandbox "
+    "(seccomp) blocks the system call."
+)
 
 _PROC: Final = Path("/proc")
 

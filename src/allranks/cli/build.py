@@ -103,7 +103,7 @@ def _check_options(options: Options) -> None:
         raise UsageError(what, remedy="Set the variable, or drop --results.")
     if options.registry and not options.export:
         what = "--registry needs --export: other machines read the names of the images from the exported folder."
-        raise UsageError(what, remedy=f"Add --export DIR, and pass that folder to runs: {IMAGES_VARIABLE}=DIR.")
+        raise UsageError(what, remedy=f"Add --export DIR, and set {IMAGES_VARIABLE}=DIR for allranks run.")
     if options.push and not options.registry:
         msg = "--push needs --registry."
         raise UsageError(msg, remedy="Add --registry NAME.")

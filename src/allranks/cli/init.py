@@ -422,7 +422,7 @@ def _suite(name: str, paths: Sequence[str], found: Repository) -> list[str]:
     if not style.keys and not style.starts_ranks:
         lines.append(_line("isolation", "file", 'the lifetime of ranks: "test", "file" or "job"'))
     if found.uses_xdist:
-        lines.append(_line("pytest_args", ["-n", "0"], "ranks are processes, so pytest-xdist cannot be used"))
+        lines.append(_line("pytest_args", ["-n", "0"], "allranks distributes the tests itself; keep pytest-xdist off"))
     return lines
 
 

@@ -39,7 +39,7 @@ class Layer:
 
     @property
     def files(self) -> dict[str, Path]:
-        """The build context that the Dockerfile expects, as paths in it and source files."""
+        """The build context: the file on the host for each path in it."""
         return {
             DOCKERFILE: dockerfile_path(),
             **{f"tools/{path.name}": path for path in (self.tools.iterdir() if self.tools else ())},
@@ -87,8 +87,8 @@ def _with_apt_messages(error: ImageError, recipe: Recipe, base: Base) -> ImageEr
     return ImageError(
         f"The Debian packages of image {recipe.name} could not be installed on {base.reference}.",
         why="\n".join(dict.fromkeys(messages)),
-        remedy=f"Correct apt of [images.{recipe.name}] in the matrix file, a list of binary packages of the base "
-        "image's Debian (apt-cache policy NAME).",
+        remedy=f"Fix `apt` in [images.{recipe.name}]: it must list binary packages of the base image's Debian release. "
+        "Check one with apt-cache policy NAME.",
     )
 
 

@@ -179,7 +179,7 @@ def _project_folder(image: Image, root: Path) -> Path | None:
         raise ImageError(
             what,
             why=f"{folder} has no pyproject.toml and no setup.py.",
-            remedy=f"Set project of [images.{image.name}] to a folder that pip can install.",
+            remedy=f"Set `project` in [images.{image.name}] to a folder that pip can install.",
         )
     return folder
 

@@ -214,7 +214,8 @@ class Suite:
     )
     start_children: ChildStart = key(
         choice(*get_args(ChildStart)),
-        "How `spawn` and `forkserver` start processes: with all imports, or forked from a process with the packages.",
+        "How `spawn` and `forkserver` start processes: `cold` imports everything again, `warm` forks from a server "
+        "that has already imported the packages of the test modules.",
         default="cold",
         example="warm",
     )
@@ -504,7 +505,7 @@ class Matrix:
     )
     suites: Mapping[str, Suite] = key(
         by_name(one(Suite), _NAMES, _NAME_REMEDY, least=1),
-        "Suites of tests, by name; each runs in every cell that matches its `when`.",
+        "Test suites, by name; each runs in every cell that matches its `when`.",
         default={},
         is_required=True,
     )

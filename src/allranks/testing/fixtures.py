@@ -52,7 +52,7 @@ _TESTS_RUN = pytest.StashKey[int]()
 _LAST_STORE = pytest.StashKey["TCPStore"]()
 _LAST_FOLDER = pytest.StashKey[TestFolder]()
 WORLD = pytest.StashKey[PlainWorld]()
-"""The world of ranks that allranks did not start; set when a fixture needs it."""
+"""The ranks under another launcher (torchrun, srun), or the single one under pytest; created on first use."""
 
 
 class SubgroupMaker(Protocol):
@@ -76,7 +76,7 @@ class SubgroupMaker(Protocol):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options of ``pytest --ranks``; jobs need them too, because addopts may contain them."""
     group = parser.getgroup("ranks", "tests on several ranks")
-    text = "run each test on N ranks of this host, in lockstep, as one cell of allranks"
+    text = "run each test on N processes (ranks) of this host at the same time, with a process group"
     group.addoption("--ranks", type=int, metavar="N", help=text)
     group.addoption("--ranks-backend", default="gloo", metavar="NAME", help="backend of the ranks (default: gloo)")
     text = "time limit of a test (default: 120)"
@@ -118,7 +118,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Close the world that this process has joined without an agent."""
+    """Leave the process group of ranks that allranks did not start."""
     if WORLD in config.stash:
         config.stash[WORLD].close()
 

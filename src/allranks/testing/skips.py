@@ -438,7 +438,7 @@ def require_imports(*names: str) -> Requirement:
             try:
                 importlib.import_module(name)
             except ModuleNotFoundError as error:
-                skip(SkipCode.MISSING_IMPORT, f"there is no module {error.name or name}")
+                skip(SkipCode.MISSING_IMPORT, f"no module named {error.name or name}")
 
     return Requirement(check)
 

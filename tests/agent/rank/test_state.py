@@ -97,9 +97,9 @@ RESTORED = {
     "numpy's errors": lambda: np.seterr(all="raise"),
     "torch's autocast": torch.autocast("cpu", torch.bfloat16).__enter__,
     "torch's backends": lambda: setattr(torch.backends.cudnn, "benchmark", True),
-    "handler of SIGCHLD": lambda: ignore(signal.SIGCHLD),
-    "handler of SIGINT": lambda: ignore(signal.SIGINT),
-    f"handler of {signal.SIGRTMIN + 2:d}": lambda: ignore(signal.SIGRTMIN + 2),
+    "signal handler SIGCHLD": lambda: ignore(signal.SIGCHLD),
+    "signal handler SIGINT": lambda: ignore(signal.SIGINT),
+    f"signal handler {signal.SIGRTMIN + 2:d}": lambda: ignore(signal.SIGRTMIN + 2),
     "variable LEFT_BEHIND": lambda: os.environ.update(LEFT_BEHIND="1"),
     "variable PATH": lambda: os.environ.pop("PATH"),
 }

@@ -202,7 +202,7 @@ class ServerPlugin:
         """Shuffle the tests if requested, configure Hypothesis, and mark expected failures and disabled tests."""
         if self._config.shuffle is not None:
             items[:] = shuffled(items, self._config.shuffle)
-            self._supervisor.write(Notice(text=f"The order of the tests is that of --shuffle {self._config.shuffle}."))
+            self._supervisor.write(Notice(text=f"Tests ran in the order of --shuffle {self._config.shuffle}."))
         configure_hypothesis(items, lambda nodeid: seed_of_test(self._config.seed, nodeid))
         try:
             expect_failures(items, self._config, self._folders.code)

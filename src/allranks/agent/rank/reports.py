@@ -85,7 +85,7 @@ def phase_of(report: pytest.TestReport, error: BaseException | None, seconds: fl
     try:
         return _phase_of(report, error, seconds)
     except Exception as problem:  # noqa: BLE001 - hooks of the suite may have changed the report
-        message = f"a hook has made an invalid report: {type(problem).__name__}: {problem}"
+        message = f"a pytest hook returned an invalid report: {type(problem).__name__}: {problem}"
         return Phase(when="call", outcome=Outcome.ERRORED, duration=seconds, message=shorten(message, MESSAGE_LIMIT))
 
 

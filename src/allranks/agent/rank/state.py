@@ -379,10 +379,10 @@ UNCERTAIN: Final = frozenset(
 """The parts that several assignments restore as far as possible, without certainty."""
 
 _State = dict[str, Any]
-"""Values by name, such as ``variable HOME``, ``handler of SIGINT`` or ``logger a.b``; None if unset."""
+"""Values by name, such as ``variable HOME``, ``signal handler SIGINT`` or ``logger a.b``; None if unset."""
 
 _VARIABLE: Final = "variable "
-_HANDLER: Final = "handler of "
+_HANDLER: Final = "signal handler "
 _LOGGER: Final = "logger "
 _OURS: Final = frozenset({"PYTEST_CURRENT_TEST", "ALLRANKS_SEED"})
 _OURS_ENCODED: Final = frozenset(map(os.fsencode, _OURS))
