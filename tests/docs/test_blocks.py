@@ -122,7 +122,8 @@ def test_toml(block: Block, tmp_path):
     if images and "matrix" not in document and all("when" in image for image in images):
         text += '[images.rest]\ntorch = "2.13.0"\n'
     pytorch_folders = ("test/distributed/launcher/bin", "test/distributed/algorithms/quantization")
-    for name in ("tests/distributed/slow", "tests/distributed/deep", "tests/launched", "tests/unit", *pytorch_folders):
+    folders = ("tests/data", "tests/distributed/slow", "tests/distributed/deep", "tests/launched", "tests/unit")
+    for name in (*folders, *pytorch_folders):
         (tmp_path / name).mkdir(parents=True)
     tests = (
         "tests/unit/test_reduce_1.py",
