@@ -136,7 +136,7 @@ def test_a_killed_runner_closes_it(push, docker_client: docker.DockerClient):
         machine.kill()
 
     def runs(line: Line) -> bool:
-        return "gloo-w2-g0-env/good: running in" in line["msg"]
+        return "gloo-w2-g0-env/good: running " in line["msg"]
 
     run = push(MATRIX, {"good": HANGS, "other": SUITE}, select=ONE, watch=once(runs, kill))
     assert run.results[f"run {GOOD}"] == run.results["report"] == "failure"

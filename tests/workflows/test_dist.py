@@ -181,7 +181,7 @@ def test_an_artifact_that_never_came_closes_it(again):
 
 
 def test_a_cancelled_job_closes_it_and_what_it_had_found_is_reported(again):
-    cancelled = again(HANGS, cancellation=Cancellation(OTHER, "gloo-w2-g0-tcp/other: running in"))
+    cancelled = again(HANGS, cancellation=Cancellation(OTHER, "gloo-w2-g0-tcp/other: running "))
     job = cancelled.job("run", OTHER)
     assert job.result == "cancelled"
     assert "interrupted: the containers and processes of this run have been removed" in job.step("Run").log
