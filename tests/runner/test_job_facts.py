@@ -147,7 +147,7 @@ def test_a_failed_agent_may_have_no_text():
 def test_a_time_limit_is_a_timeout(records, ending):
     error = job_error(records, ending)
     assert error.kind == "timeout"
-    assert error.what == "The job timed out before the first test ended: not finished after 3 s (limits.job)."
+    assert error.what == "The job timed out after 3 s (limits.job), before the first test ended."
     assert "limits.job" in error.remedy
 
 
@@ -155,7 +155,9 @@ def test_a_collection_error_does_not_hide_a_later_error():
     broken = CollectionFailed(nodeid="t.py", text="SyntaxError")
     late = job_error([broken, Went(), PASSED, failed("last"), JobTimedOut(limit=3.0)], PASSING)
     assert late.kind == "collection"
-    assert late.what == "t.py cannot be collected. The job timed out after last: not finished after 3 s (limits.job)."
+    assert late.what == (
+        "t.py cannot be collected. The job timed out after 3 s (limits.job); the last test that ended was last."
+    )
     dead = job_error([broken, Went(), PASSED], JobExit(status=-9))
     assert (dead.kind, "SyntaxError" in dead.why) == ("collection", True)
     assert "ended before its work was done" in dead.what
@@ -216,8 +218,8 @@ def test_a_job_is_done_unless_it_was_interrupted():
 def test_processes_that_were_left_behind_are_notes():
     left = [LeftBehind(nodeid="t::a", rank=rank, pid=7, command="sleep 9") for rank in (1, None)]
     assert facts(*left).notes == (
-        "rank 1 left a process behind in t::a, which was killed: sleep 9",
-        "a rank left a process behind in t::a, which was killed: sleep 9",
+        "allranks killed a process that rank 1 left behind in t::a: sleep 9",
+        "allranks killed a process that a rank left behind in t::a: sleep 9",
     )
 
 

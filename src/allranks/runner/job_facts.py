@@ -54,10 +54,13 @@ _UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROF
 
 _SEE_AGENT_LOG = "See agent.log in the job's results folder."
 _SEE_AGENT_LOGS = "See agent.log, agent-1.log and so on in the job's results folder."
-_RESUME = "Run the remaining tests: allranks run --resume. To retry such jobs at once: --reruns 1."
+_RESUME = "Run the remaining tests: allranks run --resume. Next time, --reruns 1 retries such jobs automatically."
 _NO_TEST_LIST = "The agent finished without a complete list of its tests."
 _ADD_PACKAGE = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
-_SEE_GPU = "See agent.log there, and dmesg and nvidia-smi -q on its host. To run without this GPU: --gpus."
+_SEE_GPU = (
+    "See agent.log in the job's results folder, and dmesg and nvidia-smi -q on its host. "
+    "To run without this GPU: --gpus."
+)
 _OTHER_TORCH = (
     "Install that torch for the interpreter of process.python or in the job's container, or change the version "
     "in the matrix file (torch of [images.NAME], or of [matrix])."
@@ -195,9 +198,11 @@ class JobFacts:
         return _agent_failure(failed) if failed is not None else None
 
     def _timeout(self, limit: TimeLimit) -> JobError:
-        where = f"after {self._last_test}" if self._last_test else "before the first test ended"
+        last = (
+            f"; the last test that ended was {self._last_test}" if self._last_test else ", before the first test ended"
+        )
         remedy = "Raise limits.job in the matrix file, or split the suite."
-        what = f"The job timed out {where}: not finished after {limit.words()}."
+        what = f"The job timed out after {limit.words()}{last}."
         return JobError(kind="timeout", what=what, remedy=remedy)
 
 
@@ -234,7 +239,7 @@ def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
     for left in found[:_LEFT_SHOWN]:
         rank = "a rank" if left.rank is None else f"rank {left.rank}"
         command = clipped(left.command, 200)
-        notes.append(f"{rank} left a process behind in {left.nodeid}, which was killed: {command}")
+        notes.append(f"allranks killed a process that {rank} left behind in {left.nodeid}: {command}")
     rest = len(found) - len(notes)
     return [*notes, f"{rest} more processes were left behind and killed"] if rest else notes
 
@@ -249,7 +254,7 @@ def _warnings(found: Sequence[SuiteWarning]) -> list[str]:
 
 def _gpu_error(failures: Sequence[GpuFailed]) -> JobError:
     what = "; ".join(f"{failure.name} is unhealthy: {failure.message}" for failure in failures)
-    why = "Before a job's tests, each of its GPUs multiplies two small matrices."
+    why = "Before a job's tests, allranks checks each of its GPUs by multiplying two small matrices."
     return JobError(kind="infrastructure", what=f"{what}.", why=why, remedy=_SEE_GPU)
 
 

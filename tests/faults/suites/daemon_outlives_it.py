@@ -8,7 +8,7 @@ FAULT = {
     "verdict": ("passed", ""),
     "ranks": ["passed", "passed"],
     "exit_code": 0,
-    "prints": ["left a process behind"],
+    "prints": ["left behind in"],
     "seconds": 4,
 }
 
