@@ -147,7 +147,7 @@ def test_a_failed_agent_may_have_no_text():
 def test_a_time_limit_is_a_timeout(records, ending):
     error = job_error(records, ending)
     assert error.kind == "timeout"
-    assert error.what == "The job timed out after 3 s (limits.job), before the first test ended."
+    assert error.what == "The job timed out after 3 s (limits.job), before a test ended."
     assert "limits.job" in error.remedy
 
 

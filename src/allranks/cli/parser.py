@@ -158,11 +158,8 @@ class CommandLine(Generic[Options]):
         if "--where" in options and (axis := nearest(flag.strip("-").replace("-", "_"), AXES, cutoff=0.8)):
             return UsageError(f"{prog} has no option {flag}.", why=f"Did you mean --where {axis}=VALUE?", remedy=remedy)
         if "--jobs" in options and flag.startswith("-n"):
-            return UsageError(
-                f"{prog} has no option {flag}.",
-                why="Did you mean -j N, the number of jobs to run at once?",
-                remedy=remedy,
-            )
+            why = "Did you mean -j N, the number of jobs to run at once?"
+            return UsageError(f"{prog} has no option {flag}.", why=why, remedy=remedy)
         longer = [name for name in options if flag.startswith("--") and name.startswith(flag)]
         close = longer[0] if longer else nearest(flag, options, cutoff=0.75)
         hints = [f"Did you mean {close}?"] if close else []

@@ -198,11 +198,9 @@ class JobFacts:
         return _agent_failure(failed) if failed is not None else None
 
     def _timeout(self, limit: TimeLimit) -> JobError:
-        last = (
-            f"; the last test that ended was {self._last_test}" if self._last_test else ", before the first test ended"
-        )
+        where = f"; the last test that ended was {self._last_test}" if self._last_test else ", before a test ended"
         remedy = "Raise limits.job in the matrix file, or split the suite."
-        what = f"The job timed out after {limit.words()}{last}."
+        what = f"The job timed out after {limit.words()}{where}."
         return JobError(kind="timeout", what=what, remedy=remedy)
 
 

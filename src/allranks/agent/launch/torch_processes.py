@@ -148,9 +148,8 @@ def check_world(size: int) -> None:
         msg = f"its world size is {size}"
         raise ValueError(msg)
     if not size:
-        raise EnvironmentSkip(
-            SkipCode.NO_CUDA, "its world size is 0: it starts one rank per device, and none is available"
-        )
+        detail = "its world size is 0: it starts one rank per device, and none is available"
+        raise EnvironmentSkip(SkipCode.NO_CUDA, detail)
 
 
 def warn_of_cuda(name: str, who: str = "torch") -> None:
