@@ -69,10 +69,22 @@ def test_an_unknown_gpu_mode_is_an_error(allranks, runs, monkeypatch, command):
     ("command", "error"),
     [
         (["plan", "--format", "github", "--durations", "/nope"], "--durations: there is no file '/nope'"),
-        (["plan", "--format", "github", "--plan-file", "/nope/plan.json"], "'/nope/plan.json' cannot be a file"),
-        (["plan", "--format", "github", "--plan-file", "/"], "'/' cannot be a file"),
-        (["report", ".", "--durations", "/nope/mine.json"], "'/nope/mine.json' cannot be a file"),
-        (["report", ".", "--update-baseline", "/nope/mine.json"], "'/nope/mine.json' cannot be a file"),
+        (
+            ["plan", "--format", "github", "--plan-file", "/nope/plan.json"],
+            "cannot write '/nope/plan.json': its folder does not exist, or it is a folder",
+        ),
+        (
+            ["plan", "--format", "github", "--plan-file", "/"],
+            "cannot write '/': its folder does not exist, or it is a folder",
+        ),
+        (
+            ["report", ".", "--durations", "/nope/mine.json"],
+            "cannot write '/nope/mine.json': its folder does not exist, or it is a folder",
+        ),
+        (
+            ["report", ".", "--update-baseline", "/nope/mine.json"],
+            "cannot write '/nope/mine.json': its folder does not exist, or it is a folder",
+        ),
         (["report", ".", "--durations", "x" * 300], "cannot be"),
     ],
 )

@@ -110,7 +110,7 @@ WRONG = [
     ("jobs = '3'", "is not a whole number", "without quotes"),
     ("image = 'podman:x'", "names no image of a known runtime", 'Write "pyxis:IMAGE".'),
     ("image = 'pyxis: '", "names no image of a known runtime", 'Write "pyxis:IMAGE".'),
-    ("extra = '--mem'", "is not a list of texts", "extra = ["),
+    ("extra = '--mem'", "is not a list of strings", "extra = ["),
     ("extra = ['']", "is blank", 'extra = ["--exclusive"]'),
     ("mode = 'fats'", "is not one of", "Did you mean 'fast'?"),
     ("alone = 1", "alone: 1 is not true or false", "alone = true"),

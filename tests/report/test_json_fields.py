@@ -119,19 +119,19 @@ def test_any_json_in_any_field_costs_no_more_than_its_file(tmp_path_factory, fie
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        (("run_id",), 7, "run.json is damaged: run_id is 7, not a text."),
+        (("run_id",), 7, "run.json is damaged: run_id is 7, not a string."),
         (("policy", "skip"), "banana", "run.json is damaged: policy.skip is 'banana', not 'skip' or 'pass'."),
         (("policy", "mixed_skip"), "t.py", "run.json is damaged: policy.mixed_skip is 't.py', not a list."),
-        (("jobs", 0, "cell"), None, "run.json is damaged: jobs.0.cell is None, not a text."),
+        (("jobs", 0, "cell"), None, "run.json is damaged: jobs.0.cell is None, not a string."),
         (("jobs", 0), [], "run.json is damaged: jobs.0 is a list, not an object."),
         (("cells",), [], "run.json is damaged: cells is a list, not an object."),
         (("collected",), "abc", "job.json is damaged: collected is 'abc', not a list."),
-        (("collected",), [1], "job.json is damaged: collected.0 is 1, not a text."),
+        (("collected",), [1], "job.json is damaged: collected.0 is 1, not a string."),
         (("world_size",), True, "job.json is damaged: world_size is True, not a whole number from 1 to 16384."),
         (("world_size",), 0, "job.json is damaged: world_size is 0, not a whole number from 1 to 16384."),
         (("share", "count"), 10**9, "job.json is damaged: share.count is 1000000000, not a whole number from 1 to"),
         (("started",), 1e308, "job.json is damaged: started is 1e+308, not a number of seconds since 1970."),
-        (("error", "what"), ["x"], "job.json is damaged: error.what is a list, not a text."),
+        (("error", "what"), ["x"], "job.json is damaged: error.what is a list, not a string."),
     ],
 )
 def test_the_field_and_what_it_should_be_are_named(tmp_path, path, value, says):

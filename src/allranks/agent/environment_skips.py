@@ -1,9 +1,9 @@
 """Skips caused by the environment: our own exception, and skips by torch's sandcastle decorators.
 
-torch's sandcastle decorators mean that the environment lacks something. Outside of sandcastle they skip like
-``unittest.skip``. To distinguish the two, the decorators are wrapped as soon as torch's module is imported, before a
-suite can use them. The wrapped decorators give the reason as a subclass of ``str``, which passes through unittest and
-pytest unchanged.
+torch's ``skip_but_pass_in_sandcastle`` decorators (sandcastle is Meta's CI) mean that the environment lacks something,
+but outside of Meta they skip like ``unittest.skip``. To distinguish these skips from an author's own, the decorators
+are wrapped as soon as torch's module is imported, before a suite can use them. The wrapped decorators give the reason
+as a subclass of ``str``, which passes through unittest and pytest unchanged.
 """
 
 import functools
@@ -31,7 +31,7 @@ class EnvironmentSkip(pytest.skip.Exception):  # type: ignore[misc,name-defined]
         gpus: The number of GPUs (or other accelerators) that the test needs, if the code does not imply it.
     """
 
-    # pytest strips "Skipped: " from the reasons that it shows; these names make Python print that prefix.
+    # Python prints this exception as "Skipped: REASON", a prefix that pytest strips from the reasons that it shows.
     __module__ = "builtins"
     __qualname__ = "Skipped"
 
@@ -126,7 +126,7 @@ def _marking(decorator: Callable[..., Any]) -> Callable[..., Any]:
 _FOR_DEVICES = "instantiate_device_type_tests"
 
 
-class FilesForDevices:
+class DeviceFileSkipper:
     """A plugin that skips files from which torch generated no test, because they are for devices that this host lacks.
 
     torch's ``instantiate_device_type_tests`` replaces a class by one for each available type of device.
@@ -139,7 +139,7 @@ class FilesForDevices:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Note a file that uses this function, until one of its tests is collected."""
+        """Remember a file that has torch's function, until one of its tests is collected."""
         report = yield
         if report.passed and isinstance(collector, pytest.Module) and hasattr(collector.obj, _FOR_DEVICES):
             text = f"its tests are for devices that this host lacks ({_FOR_DEVICES} generated no test)"
@@ -147,6 +147,6 @@ class FilesForDevices:
         return report
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Remove a file that has a test."""
+        """Forget a file as soon as one of its tests is collected."""
         for parent in item.listchain():
             self._skipped.pop(parent.nodeid, None)

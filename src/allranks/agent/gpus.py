@@ -196,7 +196,7 @@ def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str, int | None] | 
     """The hardware that this host lacks: torch's skip code, a message, and the number of GPUs if these are missing."""
     present, required = _visible_gpus(), len(share_of(config.node, total=config.gpu_count, nodes=config.nodes))
     whose = "cell" if config.nodes == 1 else "cell's node"
-    lacking = f"the {whose} needs {required} GPUs, but this job sees only {present}"
+    lacking = f"the {whose} needs {required} GPU{'s' * (required != 1)}, but this job can see only {present}"
     if not distributed.is_backend_available(config.backend):
         detail = f"this torch ({torch.__version__}) is built without {config.backend}"
         return SkipCode.BACKEND_UNAVAILABLE, detail if present >= required else f"{detail}, and {lacking}", None

@@ -379,7 +379,7 @@ def kernel_wait(pid: int) -> str:
     """A message with the kernel function in which a process waits; empty if unknown."""
     with suppress(OSError, UnicodeDecodeError):
         function = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii")
-        return f"in the kernel's {function}" if function not in ("", "0") else ""
+        return f"waiting in the kernel function {function}" if function not in ("", "0") else ""
     return ""
 
 

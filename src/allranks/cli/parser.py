@@ -1,8 +1,8 @@
 """Command lines as frozen dataclasses: each field made by :func:`option` is an option or an argument.
 
 They are parsed by argparse, not by cyclopts or Typer: ``scripts/gpu-acceptance`` runs allranks where only torch, pytest
-and numpy are installed, and these libraries alone would need most of the quarter of a second of CPU time that
-``allranks --help`` may take.
+and numpy are installed, and importing either library would use most of the 0.25 s of CPU time that ``allranks --help``
+may take.
 """
 
 import argparse
@@ -158,7 +158,8 @@ class CommandLine(Generic[Options]):
         if "--where" in options and (axis := nearest(flag.strip("-").replace("-", "_"), AXES, cutoff=0.8)):
             return UsageError(f"{prog} has no option {flag}.", why=f"Did you mean --where {axis}=VALUE?", remedy=remedy)
         if "--jobs" in options and flag.startswith("-n"):
-            return UsageError(f"{prog} has no option {flag}.", why="Did you mean -j, concurrent jobs?", remedy=remedy)
+            why = "Did you mean -j N, the number of jobs to run at once?"
+            return UsageError(f"{prog} has no option {flag}.", why=why, remedy=remedy)
         longer = [name for name in options if flag.startswith("--") and name.startswith(flag)]
         close = longer[0] if longer else nearest(flag, options, cutoff=0.75)
         hints = [f"Did you mean {close}?"] if close else []
@@ -193,15 +194,16 @@ def one_of(names: Sequence[str], what: str, text: str) -> str:
     raise argparse.ArgumentTypeError(msg)
 
 
-def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
+def whole(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
     """The type of an option whose value is a whole number."""
 
     def number(text: str) -> int:
         if text.isascii() and text.isdecimal() and len(text) <= _DIGITS:
             found = int(text)
-            if least <= found and (most is None or found <= most):
+            if minimum <= found and (maximum is None or found <= maximum):
                 return found
-        msg = f"{text!r} is not a whole number {f'of at least {least}' if most is None else f'from {least} to {most}'}"
+        bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        msg = f"{text!r} is not a whole number {bounds}"
         raise argparse.ArgumentTypeError(msg)
 
     return number
@@ -227,7 +229,8 @@ def existing_file(text: str) -> Path:
 
 def writable_file(text: str) -> Path:
     """Parse the path of a file that a command writes or creates."""
-    return _checked(text, lambda path: path.parent.is_dir() and not path.is_dir(), "{} cannot be a file")
+    message = "cannot write {}: its folder does not exist, or it is a folder"
+    return _checked(text, lambda path: path.parent.is_dir() and not path.is_dir(), message)
 
 
 def _checked(text: str, is_valid: Callable[[Path], bool], message: str) -> Path:

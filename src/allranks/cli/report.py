@@ -150,11 +150,11 @@ def _common_folder(folders: Sequence[Path]) -> Path:
     for folder in folders:
         if not folder.is_dir():
             msg = f"There is no folder {folder}."
-            raise UsageError(msg, remedy="Name existing folders of results.")
+            raise UsageError(msg, remedy="Pass results folders that exist.")
     common = Path(os.path.commonpath(folders))
     if common in folders:
         msg = f"{common} already contains the other folders."
-        raise UsageError(msg, remedy=f"Name only that folder: allranks report {common}")
+        raise UsageError(msg, remedy=f"Pass only that folder: allranks report {common}")
     return common
 
 

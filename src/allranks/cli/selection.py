@@ -168,7 +168,7 @@ def _check_suites(matrix: Matrix, tests: Sequence[str]) -> None:
     for test, suites in suites_by_test.items():
         if not suites:
             why = f"The suites are {', '.join(matrix.suites)}: see their `path` in {matrix.path.name}."
-            remedy = "Name a test that is in a suite, or a suite: --suite."
+            remedy = "Pass a test that is in a suite, or select a suite: --suite NAME."
             raise UsageError(what=f"{test} is in no suite.", why=why, remedy=remedy)
     if len(set(map(frozenset, suites_by_test.values()))) > 1:
         why = "; ".join(f"{test} in {', '.join(sorted(suites))}" for test, suites in suites_by_test.items())

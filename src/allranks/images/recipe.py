@@ -165,7 +165,7 @@ def _check_local_paths(image: Image, requirements: Iterable[str]) -> None:
     what = f"Image {image.name} cannot be built from the requirement {local}."
     raise ImageError(
         what,
-        why="It is a path of this host, and changes of its files would not be detected.",
+        why="It is a path on this host, and allranks would not notice when its files change.",
         remedy=f'Remove it, and set project = "." in [images.{image.name}] to the folder of your own code.',
     )
 

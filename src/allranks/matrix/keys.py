@@ -178,7 +178,7 @@ def text(pattern: str = NOT_BLANK, problem: str = "", remedy: str = "", suggeste
         return value
 
     schema = {"type": "string", "pattern": pattern}
-    return Kind("text", {"anyOf": [{"enum": [*suggested]}, schema]} if suggested else schema, read)
+    return Kind("string", {"anyOf": [{"enum": [*suggested]}, schema]} if suggested else schema, read)
 
 
 def version() -> Kind:

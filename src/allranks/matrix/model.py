@@ -348,7 +348,7 @@ class Policy:
     # None if the file does not set it: then PyTorch's sandcastle variables decide when results are merged.
     skip: SkipPolicy | None = key(
         choice("skip", "pass"),
-        "How to count a skip because of missing hardware.",
+        "How to count a test that all ranks skip because of their environment, such as missing hardware.",
         default=None,
         example="pass",
         unset='`"skip"`',

@@ -18,7 +18,7 @@ from allranks.report.folder import REPORT_NAME, is_merged_report
 from allranks.report.judged import Counts
 from allranks.report.junit_case import Fact, properties
 from allranks.report.results import VerdictKind
-from allranks.report.untrusted import fresh, open_regular
+from allranks.report.untrusted import open_regular, remove_existing
 
 _HEADER: Final = b'<?xml version="1.0" encoding="UTF-8"?>\n'
 _RESERVED: Final = 160
@@ -67,7 +67,7 @@ class JUnitDocument:
     def __init__(self, path: Path) -> None:
         self.has_cases = False
         self.size = len(_END_OF_SUITE) + len(_END)  # at most so many bytes if it ended here
-        self._file = fresh(path).open("w+b")
+        self._file = remove_existing(path).open("w+b")
         self._all, self._suite = Counts(), Counts()
         self._counts: list[tuple[int, Counts]] = []
         self._write(_HEADER)

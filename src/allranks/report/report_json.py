@@ -15,7 +15,7 @@ from allranks.protocol.repetitions import RepetitionTally, interval
 from allranks.protocol.xml_text import MESSAGE_LIMIT, cut
 from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.results import PassedRanks, TestVerdict, Verdict, compact
-from allranks.report.untrusted import fresh, head
+from allranks.report.untrusted import head, remove_existing
 
 SCHEMA: Final = 1
 GENERATOR: Final = "allranks"
@@ -30,7 +30,7 @@ class JsonWriter:
         self._suites = 0
 
     def __enter__(self) -> Self:
-        self._file = fresh(self._unfinished).open("w", encoding="utf-8", newline="\n")
+        self._file = remove_existing(self._unfinished).open("w", encoding="utf-8", newline="\n")
         self._file.write(f'{{"generator": "{GENERATOR}", "schema": {SCHEMA},\n"suites": [')
         return self
 

@@ -109,7 +109,7 @@ def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
         left.extend(path / name for name in reversed(folders))
 
 
-def fresh(path: Path) -> Path:
+def remove_existing(path: Path) -> Path:
     """Remove any file at a path and return the path: a FIFO would block its writer, and a link could lead elsewhere."""
     path.unlink(missing_ok=True)
     return path
@@ -117,7 +117,7 @@ def fresh(path: Path) -> Path:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file of the report, replacing an existing one atomically."""
-    draft = fresh(path.with_name(f".{path.name}.unfinished"))
+    draft = remove_existing(path.with_name(f".{path.name}.unfinished"))
     try:
         draft.write_text(text, encoding="utf-8", newline="\n")
         draft.replace(path)
@@ -137,7 +137,7 @@ _Read = Callable[[Any, str], Any]
 def parsed(kind: type[T], value: object, path: str = "") -> T:
     """Build a frozen dataclass from parsed JSON; null is like an absent field, and unknown fields are ignored.
 
-    Texts are made readable, integers are counts, and other numbers are seconds since the epoch, unless an annotation
+    Strings are made readable, integers are counts, and other numbers are seconds since the epoch, unless an annotation
     states another conversion (``Annotated[str, xml_id]``) or other bounds (``Annotated[int, range(9)]``). A field
     without a default is required. The ValueError for an invalid field names its ``path``, such as ``jobs.3``.
     """
@@ -186,7 +186,7 @@ def _reader(hint: Any) -> _Read:  # noqa: ANN401 - any annotation
 
 def _text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        raise _wrong(path, value, "a text")
+        raise _wrong(path, value, "a string")
     return value
 
 
@@ -241,13 +241,13 @@ MOST_SECONDS: Final = 1e9
 
 
 def whole_number(value: str | None) -> int | None:
-    """Parse a whole number; None for other texts, and for implausible numbers of more than 18 digits."""
+    """Parse a whole number; None for other strings, and for implausible numbers of more than 18 digits."""
     digits = (value or "").lstrip("0") or (value or "")[-1:]
     return int(digits) if len(digits) <= _DIGITS and re.fullmatch("[0-9]+", digits) else None
 
 
 def number(value: str | None) -> float | None:
-    """Parse a number; None for other texts, and for numbers that no clock shows."""
+    """Parse a number; None for other strings, and for numbers too large to be a time."""
     try:
         number = float(value or "")
     except ValueError:

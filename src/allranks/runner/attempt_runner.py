@@ -448,7 +448,9 @@ def _digest(line: bytes) -> bytes:
     return sha256(line).digest()
 
 
-_MISSING_RECORDS = "Records that its first orchestrator received are no longer in the files of its nodes."
+_MISSING_RECORDS = (
+    "The files on its nodes no longer have results that an earlier allranks run had read: they were changed or deleted."
+)
 
 
 def _first_record(attempt: JobAttempt) -> JobStarted:

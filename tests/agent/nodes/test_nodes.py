@@ -356,7 +356,7 @@ def test_an_agent_that_is_killed_during_collection_is_detected_at_once(start_nod
 def test_an_agent_that_hangs_during_import_exceeds_the_limit(start_nodes):
     job = start_nodes(f"{WORDS}\nif NODE == '1': time.sleep(600)\n{PASSING}", limits={"assembly": 1}).go()
     assert job.wait() == 1
-    assert failed_nodes(job) == "The agent of node 1 has not collected its tests within 1 s (limits.assembly)."
+    assert failed_nodes(job) == "The agent of node 1 did not collect its tests within 1 s (limits.assembly)."
     job.follower.close_stdin()
     assert job.follower.wait() == STOPPED_STATUS
 
@@ -477,9 +477,9 @@ def test_a_killed_agent_loses_its_ranks_and_fails_the_job(hanging_job):
 def test_a_stopped_agent_is_lost(hanging_job):
     hanging_job.follower.signal(signal.SIGSTOP)
     assert hanging_job.wait() == 1
-    assert lost_node(hanging_job) == "The agent of node 1 does not answer within 3 s (limits.silence)."
+    assert lost_node(hanging_job) == "The agent of node 1 did not answer within 3 s (limits.silence)."
     messages = hanging_job.messages("test_hangs")
-    assert messages[2] == ("crashed", "rank 2 is lost: the agent of node 1 does not answer within 3 s (limits.silence)")
+    assert messages[2] == ("crashed", "rank 2 is lost: the agent of node 1 did not answer within 3 s (limits.silence)")
 
 
 @pytest.mark.thorough

@@ -19,7 +19,7 @@ FAULT = {
         "test_after": {"verdict": ("skipped", "pytest.skip"), "ranks": []},
         "job": {
             "verdict": ("error", "job"),
-            "words": ["timed out after suite/test_stops_its_supervisor.py::test_before"],
+            "words": ["the last test that ended was suite/test_stops_its_supervisor.py::test_before"],
         },
     },
     "limits": {"process_group": 1, "test": 4, "job": 8},

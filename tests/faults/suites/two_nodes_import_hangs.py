@@ -8,11 +8,11 @@ FAULT = {
     "limits": {"assembly": 6},
     "verdict": ("error", "missing"),
     "ranks": ["missing", "missing"],
-    "words": ["The agent of node 1 has not collected its tests within 6 s"],
+    "words": ["The agent of node 1 did not collect its tests within 6 s"],
     "exit_code": 3,
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
-        "job": {"verdict": ("error", "job"), "words": ["The agent of node 1 has not collected its tests within 6 s"]},
+        "job": {"verdict": ("error", "job"), "words": ["The agent of node 1 did not collect its tests within 6 s"]},
     },
     "seconds": 15,
 }

@@ -164,7 +164,7 @@ def test_a_history_that_cannot_be_used_is_a_warning(allranks, ranks):
 def test_a_history_in_a_folder_that_is_not_there_is_refused(allranks, command):
     code, _, err = allranks(command, "--history", "/nope/h.sqlite")
     assert code == 2
-    assert "'/nope/h.sqlite' cannot be a file" in err
+    assert "cannot write '/nope/h.sqlite': its folder does not exist, or it is a folder" in err
 
 
 @pytest.mark.parametrize(

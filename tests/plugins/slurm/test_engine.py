@@ -273,7 +273,9 @@ def test_a_job_whose_orchestrator_lives_on_another_host_is_refused(engine, spec)
         owner = folder / "owner.json"
         report = {**json.loads(owner.read_text()), "host": "elsewhere", "name": "login-2"}
         owner.write_text(json.dumps(report))
-        with pytest.raises(EngineError, match="belongs to allranks on login-2, which was alive 0 s ago"):
+        with pytest.raises(
+            EngineError, match="allranks on login-2 is still running this run; its last sign of life was 0 s ago"
+        ):
             engine.adopt(spec)
         os.utime(owner, (0, time.time() - 70))
         adopted = engine.adopt(spec)

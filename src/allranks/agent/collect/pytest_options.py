@@ -297,8 +297,10 @@ def with_reruns(item: pytest.Item, options: ItemOptions) -> ItemOptions:
     except TypeError:  # the plugin does not check the types of the marker's arguments
         count = delay = None
     if not isinstance(count, int) or not isinstance(delay, int | float) or not math.isfinite(delay):
-        source = f"{marker.args} {marker.kwargs}" if marker else "the options"
-        msg = f"@pytest.mark.flaky: give a number of reruns and of seconds between them, not {source}"
+        msg = "--reruns and --reruns-delay take numbers"
+        if marker:
+            given = f"{marker.args} {marker.kwargs}"
+            msg = f"@pytest.mark.flaky takes a number of reruns and a number of seconds between them, not {given}"
         raise MarkerError(item.nodeid, msg)
     return replace(options, reruns=count if condition else 0, delay=float(delay))
 

@@ -148,14 +148,15 @@ def check_world(size: int) -> None:
         msg = f"its world size is {size}"
         raise ValueError(msg)
     if not size:
-        raise EnvironmentSkip(SkipCode.NO_CUDA, "its world size is 0, because it has one rank for each device")
+        detail = "its world size is 0: it starts one rank per device, and none is available"
+        raise EnvironmentSkip(SkipCode.NO_CUDA, detail)
 
 
 def warn_of_cuda(name: str, who: str = "torch") -> None:
     """Warn that the library `who` starts the ranks of the test or class `name` itself, and why."""
     warnings.warn(
         f"{who} starts the ranks of {name} itself, because this process has initialized CUDA, and its forks could not "
-        "use CUDA. There will be no result for each rank.",
+        "use CUDA. The report will have one result for the test instead of one per rank.",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -221,7 +222,7 @@ def _run(handle: RankHandle) -> None:
 
 
 def _end_as(exit_: SystemExit) -> None:
-    """End a rank that called ``sys.exit``, like torch's class does after most tests."""
+    """Handle ``sys.exit``, which torch's class calls in a rank at the end of most tests."""
     cause = exit_.__context__
     if exit_.code in (_EXCEPTION_STATUS, SkipCode.GENERIC) and isinstance(cause, Exception):
         # torch has converted the exception of the test to an exit status.

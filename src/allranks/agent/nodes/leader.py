@@ -30,7 +30,7 @@ from allranks.protocol.config import AgentConfig, TimeLimit, share_of
 _Kind = TypeVar("_Kind", bound=Message)
 
 _PINGS = 4
-"""Pings in the time that one answer may take."""
+"""The number of pings within `limits.silence`."""
 
 _CLOCK_SAMPLES = 5
 _CLOCK_VALID_FOR = 60.0
@@ -85,7 +85,7 @@ class FollowerLink:
                     self._wake_up()
                     return answer
                 if not self.lost and not self._connection.wait(deadline):
-                    self._mark_lost(f"does not answer within {self._silence.words()}")
+                    self._mark_lost(f"did not answer within {self._silence.words()}")
             return None
 
         return wait
@@ -140,7 +140,7 @@ class FollowerLink:
             self._pinged = now
             self.send(messages.Ping())
         elif now - self._pinged > self._silence.seconds:
-            self._mark_lost(f"does not answer within {self._silence.words()}")
+            self._mark_lost(f"did not answer within {self._silence.words()}")
 
     def _mark_lost(self, why: str) -> None:
         if not self.lost:
@@ -257,7 +257,7 @@ class RemoteRanks:
 
 
 def _on_own_clock(event: RankEvent, ahead: float) -> RankEvent:
-    """Convert an event's time to the leader's clock, which orders all events; a follower's is `ahead` by seconds."""
+    """Convert the time of an event from a follower's clock, which is `ahead` seconds ahead, to the leader's clock."""
     return replace(event, at=min(clock.now(), clock.ORIGIN + event.at - ahead))
 
 
@@ -308,7 +308,7 @@ class Leader:
                         selector.unregister(key.data)
         missing = [link.node for link in self._links if link.node not in digests]
         if missing:
-            msg = f"The agent of node {missing[0]} has not collected its tests within {limit.words()}."
+            msg = f"The agent of node {missing[0]} did not collect its tests within {limit.words()}."
             raise NodesError(msg)
         return dict(sorted(digests.items()))
 

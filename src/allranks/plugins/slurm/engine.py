@@ -217,9 +217,10 @@ def _reject_live_owner(folder: Path) -> None:
         silent = _server_time(folder) - (folder / _OWNER).stat().st_mtime
         if owner["host"] == host_id() or silent > 4 * OWNER_HEARTBEAT:
             return
-        msg = f"This run belongs to allranks on {owner['name']}, which was alive {max(0.0, silent):.0f} s ago."
-        why = f"Only one `allranks run` may control a job: {folder.name}."
-        raise EngineError(msg, why=why, remedy="If it was killed, try again in a minute.")
+        seen = f"{max(0.0, silent):.0f} s ago"
+        msg = f"allranks on {owner['name']} is still running this run; its last sign of life was {seen}."
+        why = f"Only one allranks process can control a job: {folder.name}."
+        raise EngineError(msg, why=why, remedy="If you killed that process, try again in a minute.")
 
 
 def _server_time(folder: Path) -> float:
@@ -241,10 +242,9 @@ def _claim(folder: Path) -> None:
     try:
         (folder / _OWNER).rename(folder / f".{_OWNER}.before")
     except FileNotFoundError as error:
-        msg = f"Another `allranks run` has just taken over {folder.name}."
-        raise EngineError(
-            msg, why="Only one `allranks run` may control a job.", remedy="Let the other run continue."
-        ) from error
+        msg = f"Another allranks process has just taken over {folder.name}."
+        why = "Only one allranks process can control a job."
+        raise EngineError(msg, why=why, remedy="Let the other run continue.") from error
     except OSError:
         return
 

@@ -55,13 +55,13 @@ class RepeatOptions(JobOptions, Selection):
     gangs: int | None = option(
         "--gangs N",
         _ENDS,
-        "gangs of a job that run at a time (default: as many as this host has cores for)",
+        "how many copies of a test run at once per job (default: as many as this host has cores for)",
         type=whole(1),
     )
     skew: str = option(
         "--skew HOW",
         _ENDS,
-        "delay calls of ranks: light (up to 20 ms) or heavy (0.5 s), as drawn; or RANK:before:CALL:40ms,...",
+        "delay random calls: light (up to 20 ms) or heavy (up to 0.5 s); or a list, such as 1:before:2:40ms",
         type=_skew,
         default=OFF,
     )
@@ -86,7 +86,7 @@ class Options(RepeatOptions):
     beside: str | None = option(
         "--beside",
         _ENDS,
-        "also repeat tests that start their ranks with torch's own runner, and compare the rates",
+        "also repeat multi-process tests under torch's own runner, and compare failure rates",
         choices=("torch",),
     )
     replay: int | None = option(
@@ -117,7 +117,7 @@ def run(options: Options) -> ExitCode:
         skew=options.skew,
         baseline=bool(options.beside),
     )
-    # With a baseline, one gang at a time, as torch's runner does it.
+    # The reference, torch's runner, runs one gang at a time.
     gangs = options.gangs or (1 if options.beside else None)
     jobs = [with_gangs(job, gangs, options.engine) for job in selected_jobs(expansion, options)]
     _reject_unused_delays(options.skew, max(job.cell.world_size for job in jobs))

@@ -160,7 +160,9 @@ def _check_time_limit(group: PackGroup, longest: Job) -> None:
     needed, most = group.pack(group.tasks[:1]).job_minutes, minutes_of(group.rule)
     if needed > most:
         what = f"The job {longest.id} does not fit into the {most} minutes of a CI job on {group.rule.runs_on}."
-        why = f"Its time limit is {group.longest_limit:g} s; with start, stop and installation, {needed} minutes."
+        why = (
+            f"Its limit is {group.longest_limit:g} s; starting, installing and stopping raise that to {needed} minutes."
+        )
         raise UsageError(what, why=why, remedy="Lower limits.job, or send the cell to machines with more minutes.")
 
 

@@ -1,4 +1,4 @@
-"""A node's agent in a container of Docker, with a client that only notes what it is asked for."""
+"""A node's agent in a Docker container, with a client that only notes what it is asked for."""
 
 import os
 import signal

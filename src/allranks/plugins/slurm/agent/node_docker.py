@@ -1,4 +1,4 @@
-"""A node's agent in a container of Docker: how it is started, and reliably removed.
+"""A node's agent in a Docker container: how it is started, and reliably removed.
 
 The container is a child of the daemon, so neither SLURM's signals nor its limits reach it::
 
@@ -22,7 +22,10 @@ from allranks.plugins.slurm.agent.node_container import HOST_VARIABLES, INSIDE, 
 RUNTIME: Final = "docker"
 
 HOST_LABEL: Final = "allranks.host"
-"""The :func:`pid_namespace` of a container's owner. The docker engine's labels differ: its owners hold locks."""
+"""The :func:`pid_namespace` of a container's owner.
+
+The docker engine has other labels, because it detects dead owners by file locks instead of process ids.
+"""
 
 SUPERVISOR_LABEL: Final = "allranks.supervisor"
 """The owner of a container: its process id and start time."""
@@ -37,7 +40,7 @@ _NOT_STARTED: Final = 125
 """The exit status of ``docker run`` if the daemon did not start the container, or has lost it."""
 
 _SIGNALLED, _INTERRUPTED = 128, 130
-"""An exit status above the first stands for a signal; the second is the agent's own, after a request to stop."""
+"""``docker run`` exits with 128 + N if signal N killed the agent, except for 130, with which a stopped agent exits."""
 
 _NODE_VARIABLES: Final = frozenset(
     {*HOST_VARIABLES, "HOME", "HOSTNAME", "LD_LIBRARY_PATH", "LD_PRELOAD", "NVIDIA_VISIBLE_DEVICES", "OLDPWD", "PATH"}
@@ -48,7 +51,7 @@ _NODE_VARIABLES: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class NodeContainer:
-    """A container of Docker 20.10 or later, with the user and the network of the node."""
+    """A container in Docker 20.10 or later, with the user and the network of the node."""
 
     name: str
     image: str  # the daemon pulls it if it is missing
