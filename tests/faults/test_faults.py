@@ -87,8 +87,14 @@ ON_THE_HOST = [
 ]
 
 
-@pytest.mark.parametrize("fault", ON_THE_HOST)
+@pytest.mark.parametrize("fault", [param for param in ON_THE_HOST if param.id not in IN_CONTAINERS])
 def test_on_the_process_engine(fault: Fault, ended: Callable[[Fault], Outcome]):
+    outcome = ended(fault)
+    assert not outcome.wrong, outcome.details
+
+
+@pytest.mark.parametrize("fault", [param for param in ON_THE_HOST if param.id in IN_CONTAINERS])
+def test_on_the_process_engine_and_in_containers(fault: Fault, ended: Callable[[Fault], Outcome]):
     outcome = ended(fault)
     assert not outcome.wrong, outcome.details
 
