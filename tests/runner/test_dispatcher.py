@@ -117,7 +117,7 @@ def test_an_adopted_job_with_missing_records_is_an_error(orphaned, pair, records
     started = JobStarted(at=1.0, schema=SCHEMA, run_id="r1", cell=ONE, suite="tiny", attempt=1, world_size=1)
     (folder / "journal.jsonl").write_bytes(b"".join(encode(each) + b"\n" for each in (started, lost)))
     run.run([pair[0]])
-    assert "no longer in the files of its nodes" in records()[ONE]["error"]["why"]
+    assert "no longer have results that an earlier allranks run had read" in records()[ONE]["error"]["why"]
 
 
 def test_no_jobs_are_not_an_error(dispatcher, engine):

@@ -75,7 +75,7 @@ def test_a_request_has_the_shard_and_the_durations_of_its_tests(split, pair):
     spec = job_spec(split, pair[1], JobEnvironment(image="i"), attempt)
     assert spec.job_id == f"{CELL}/tiny@2of2"
     assert spec.agent.suite == "tiny@2of2"
-    assert spec.agent.share == JobShard(number=2, count=2, test_durations={"t::a": 1.5})
+    assert spec.agent.share == JobShard(number=2, count=2, seconds={"t::a": 1.5})
 
 
 def test_a_request_for_a_whole_suite_has_no_share(matrix, jobs):
