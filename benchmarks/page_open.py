@@ -23,10 +23,11 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "report" / "page"), str(ROOT / "src")]
 
-from allranks.report.rank_course import Collective, RankCourse  # noqa: E402
+
 from chromium import Browser, chromium, find_chromium  # noqa: E402 - the tests' own browser
 from runs import case, job, passed, rank, write_page  # noqa: E402
 
+from allranks.report.rank_timeline import Collective, RankTimeline  # noqa: E402
 from allranks.report.results import TestVerdict  # noqa: E402
 
 MEGABYTES: Final = 1
@@ -86,8 +87,8 @@ def tests_of(run: Run) -> Iterator[TestVerdict]:
             yield TestVerdict(nodeid=name, classname="", name=name, verdict=good.verdict, ranks=ranks)
 
 
-def _course(test: int) -> RankCourse:
-    """The course of a failing test: 16 collectives of all ranks."""
+def _timeline(test: int) -> RankTimeline:
+    """The timeline of a failing test: 16 collectives of all ranks."""
     dice = random.Random(test)  # noqa: S311 - times of calls, not secrets
     collectives = (
         Collective.of(
@@ -95,7 +96,7 @@ def _course(test: int) -> RankCourse:
         )
         for number in range(1, 17)
     )
-    return RankCourse(began=0.0, collectives=tuple(collectives), passed=0, stdout="step 1\nloss 3.5\n")
+    return RankTimeline(began=0.0, collectives=tuple(collectives), passed=0, stdout="step 1\nloss 3.5\n")
 
 
 def seconds_to_open(browser: Browser, path: Path) -> float:
@@ -112,8 +113,8 @@ def measure(browser: Browser, run: Run, runs: int) -> list[str]:
     """Make a page, open it, print what it took; what was missed."""
     with tempfile.TemporaryDirectory(prefix="page-open-") as folder:
         tests = list(tests_of(run))
-        courses = {test.nodeid: _course(number) for number, test in enumerate(tests) if test.verdict.is_bad}
-        path = write_page(Path(folder), [job("gloo-w64-g0-env", "collectives", tests, courses=courses)])
+        timelines = {test.nodeid: _timeline(number) for number, test in enumerate(tests) if test.verdict.is_bad}
+        path = write_page(Path(folder), [job("gloo-w64-g0-env", "collectives", tests, timelines=timelines)])
         megabytes = path.stat().st_size / 1e6
         took = statistics.median(seconds_to_open(browser, path) for _ in range(runs))
     print(f"{run.tests:7,} tests x {RANKS} ranks, {run.name:20} {megabytes:6.2f} MB {took:6.2f} s", flush=True)

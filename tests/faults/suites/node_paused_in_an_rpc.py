@@ -19,7 +19,7 @@ FAULT = {
     "exit_code": 3,
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
-        "job": {"verdict": ("error", "job"), "words": ["The agent of node 1 does not answer"]},
+        "job": {"verdict": ("error", "job"), "words": ["The agent of node 1 did not answer"]},
     },
     "seconds": 12,
 }
