@@ -14,7 +14,7 @@ FAULT = {
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["aborted", "crashed"],
-    "words": ["rank 1 is lost: the agent of node 1 does not answer"],
+    "words": ["rank 1 is lost: the agent of node 1 did not answer"],
     "limits": {"process_group": 60, "test": 90, "job": 120, "silence": 3},
     "exit_code": 3,
     "others": {
