@@ -193,7 +193,7 @@ def test_a_debian_package_that_does_not_exist_is_an_error_with_apts_own_words(da
     with pytest.raises(ImageError) as error:
         build_layers(replace(RECIPE, apt=("libno",)), BASE, context)
     assert error.value.why == "Unable to locate package libno"
-    assert "apt of [images.cpu]" in error.value.remedy
+    assert "`apt` in [images.cpu]" in error.value.remedy
 
 
 def test_another_failure_of_a_debian_build_has_all_output(daemon, context):

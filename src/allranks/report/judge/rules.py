@@ -11,9 +11,9 @@ The first rule that applies to the ranks of a test decides its verdict in an att
    if there is no primary failure. A rank whose wait failed because a peer skipped did not fail on its own.
 3. Ranks disagree. It is an error (exit code 1) if some ranks skipped and others did not, or if some failed as expected
    (xfail) and others passed. ``mixed_skip`` allows it for tests in which no rank failed or was aborted.
-4. Skipped. A skip because of missing GPUs is an error (exit code 1) if a node of the cell has as many GPUs as the test
-   needs. A test is skipped if ranks skipped or failed as expected, and none passed. If all ranks skipped because of
-   their environment, ``skip = "pass"`` counts the test as passed.
+4. Skipped. A skip because of missing GPUs is an error (exit code 1) if each node of the job was given as many GPUs as
+   the test needs. A test is skipped if ranks skipped or failed as expected, and none passed. If all ranks skipped
+   because of their environment, ``skip = "pass"`` counts the test as passed.
 5. Passed. All other tests passed. An unexpected pass (xpass) is a pass, unless the mark is strict.
 
 Of jobs:
