@@ -15,8 +15,8 @@ def quick(count: int, parameters: Iterable[object]) -> Sequence[object]:
         parameters: As for ``pytest.mark.parametrize``; a tuple has a value for each argument,
             so a tuple for a single argument is ``pytest.param(tuple)``.
     """
-    first, *others = parameters
-    return [first, *others[: count - 1], *map(_thorough, others[count - 1 :])]
+    values = list(parameters)
+    return [*values[:count], *map(_thorough, values[count:])]
 
 
 def _thorough(parameters: object) -> object:

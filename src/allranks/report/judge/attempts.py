@@ -41,9 +41,8 @@ class State(Enum):
     NOT_RUN = "not run"  # the job ended before the test started, for a reason that is reported
     SKIPPED = "skipped"  # no rank executed it
     PASSED = "passed"  # it executed and ended well (xfail included)
-    NO_RESULT = (
-        "no result"  # an error, but not a failure of the test: the job was ended, or no attempt reached the test
-    )
+    # An error, but not a failure of the test: the job was ended, or no attempt reached the test.
+    NO_RESULT = "no result"
     FAILED = "failed"  # a failure or an error
 
 
