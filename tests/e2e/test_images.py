@@ -61,7 +61,7 @@ def test_a_debian_package_that_does_not_exist_is_an_error_that_names_it(layers):
     error = layers["libno-such-thing"]
     assert error.exit_code == ExitCode.INFRASTRUCTURE
     assert error.why == "Unable to locate package libno-such-thing"
-    assert "apt of [images.cpu]" in error.remedy
+    assert "`apt` in [images.cpu]" in error.remedy
 
 
 @pytest.fixture

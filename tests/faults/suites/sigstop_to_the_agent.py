@@ -7,13 +7,13 @@ import time
 import torch.distributed as dist
 
 FAULT = {
-    "limits": {"process_group": 1, "test": 2, "job": 8},
+    "limits": {"process_group": 1, "test": 2, "job": 25},
     "verdict": ("error", "missing"),
     "ranks": ["missing", "missing"],
     "words": ["no result arrived"],
     "exit_code": 3,
     "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["timed out"]}},
-    "seconds": 38,
+    "seconds": 55,
 }
 
 
