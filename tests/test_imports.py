@@ -1,9 +1,9 @@
 """Imports between the folders of the package point one way."""
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,15 @@ MODULES = {
 }
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def imported(path: Path) -> set[str]:
     """The modules of allranks that a file imports, including local imports."""
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("allranks"):
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                yield whole if whole in MODULES else node.module
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            modules.update(name if name in MODULES else node.module for name in names)
+    return modules
 
 
 LAYERS = (
