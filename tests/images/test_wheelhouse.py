@@ -89,7 +89,7 @@ def test_a_wheelhouse_is_resolved_once(wanted, progress, links):
 @pytest.mark.usefixtures("links")
 def test_a_requirement_of_the_project_is_resolved_too(wanted, progress, links, make_wheel):
     make_wheel(links, "six", "1.0")
-    assert "six-1.0" in names(resolve(replace(wanted, further=("six",)), progress).packages)
+    assert "six-1.0" in names(resolve(replace(wanted, project_needs=("six",)), progress).packages)
 
 
 @pytest.mark.usefixtures("links")
