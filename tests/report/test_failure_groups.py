@@ -2,8 +2,10 @@
 
 import pytest
 
-from allranks.report.failure_groups import OwnFailures, failed_ranks
+from allranks.errors import ExitCode
+from allranks.report.failure_groups import Failure, OwnFailures, failed_ranks, grouped
 from allranks.report.failure_groups import signature as of
+from allranks.report.results import VerdictKind
 
 
 @pytest.mark.parametrize(
@@ -55,3 +57,24 @@ def test_words_and_the_kinds_of_ends_make_one(one: str, other: str):
 )
 def test_ranks_are_named(ranks, world: int, words: str):
     assert failed_ranks({world: OwnFailures(frozenset(ranks))}) == [words]
+
+
+def test_errors_of_jobs_come_first_and_jobs_that_were_ended_early_last():
+    def error(reason: str, code: ExitCode, *, is_of_job: bool = True) -> Failure:
+        return Failure(
+            job="c / s",
+            nodeid=reason,
+            kind=VerdictKind.ERROR,
+            message="",
+            reason=reason,
+            is_of_job=is_of_job,
+            code=code,
+        )
+
+    failures = [
+        error("interrupted", ExitCode.INTERRUPTED, is_of_job=True),
+        error("stopped", ExitCode.TESTS_FAILED, is_of_job=True),
+        error("failed", ExitCode.TESTS_FAILED),
+        error("job", ExitCode.UNACCOUNTED, is_of_job=True),
+    ]
+    assert [failure.reason for failure in grouped([failures], {})] == ["job", "failed", "interrupted", "stopped"]

@@ -435,14 +435,14 @@ def test_an_interrupt_ends_all_jobs_that_run_and_each_has_its_record(run_interru
     )
 
 
-def test_a_job_that_was_only_started_ahead_leaves_no_attempt(run_interrupted, engine, pair, tmp_path):
+def test_a_job_that_was_only_started_ahead_is_recorded_as_interrupted(run_interrupted, engine, pair, records):
     engine.endless.add(ONE)
     engine.acts["start", TWO] = interrupt
     run_interrupted(pair)
-    assert list((tmp_path / "results" / "r1" / "cells" / TWO / "tiny").iterdir()) == []
+    assert records()[TWO]["error"]["what"] == "The run was interrupted before the job started."
 
 
-def test_an_interrupt_during_a_build_records_the_current_job(dispatcher, engine, jobs, records, tmp_path):
+def test_an_interrupt_during_a_build_records_all_jobs(dispatcher, engine, jobs, records):
     selected = [jobs[ONE], jobs["nccl-w1-g1-env"]]
 
     def environment(job):
@@ -453,8 +453,9 @@ def test_an_interrupt_during_a_build_records_the_current_job(dispatcher, engine,
     engine.endless.add("nccl-w1-g1-env")
     with pytest.raises(KeyboardInterrupt), interruptible():
         dispatcher(selected, cores=8, gpus=("GPU-a",), environment_of=environment).run(selected)
-    assert list(records()) in ([], ["nccl-w1-g1-env"])  # the thread may not even have started its job
-    assert not (tmp_path / "results" / "r1" / "cells" / ONE).exists()
+    assert {cell: record["error"]["kind"] for cell, record in records().items()} == dict.fromkeys(
+        (ONE, "nccl-w1-g1-env"), "interrupted"
+    )
     assert engine.log.count("start nccl-w1-g1-env") == engine.log.count("close nccl-w1-g1-env")
     with try_lease(("GPU-a",), 1) as lease:
         assert lease is not None

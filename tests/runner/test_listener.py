@@ -41,6 +41,13 @@ def test_the_first_failure_does_not_repeat_the_rank(live, lines):
     assert lines == ["cell/suite: first failure: rank 1 crashed in t: was killed by SIGKILL"]
 
 
+def test_the_first_primary_failure_is_printed_although_a_secondary_one_came_first(live, lines):
+    live.take("cell/suite", failed("t", 0, "recv timed out", consequence=True))
+    live.take("cell/suite", failed("t", 2, outcome=Outcome.ABORTED))
+    live.take("cell/suite", failed("t", 1, "no progress", outcome=Outcome.TIMED_OUT))
+    assert lines == ["cell/suite: first failure: rank 1 timed out in t: no progress"]
+
+
 def test_the_first_failure_of_each_job_is_printed(live, lines):
     live.take("one", failed("t"))
     live.take("two", failed("t"))

@@ -141,7 +141,7 @@ def _run_here(expansion: Expansion, options: Options, engine: "Engine | None") -
     if options.is_resuming:
         return _resume(expansion, options, engine)
     jobs = selected_jobs(expansion, options)
-    return run_with_verdict(expansion, jobs, _own_run_options(expansion, options, engine))
+    return run_with_verdict(expansion, jobs, _own_run_options(expansion, options, engine), can_resume=True)
 
 
 def run_options(expansion: Expansion, options: JobOptions, engine: "Engine | None" = None) -> "RunOptions":
@@ -267,12 +267,16 @@ def _resume(expansion: Expansion, options: Options, engine: "Engine | None") -> 
         policy=replace(given.policy, verdict_policy=earlier.policy),
         remaining=remaining,
     )
-    return run_with_verdict(expansion, jobs, resumed)
+    return run_with_verdict(expansion, jobs, resumed, can_resume=True)
 
 
-def run_with_verdict(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -> ExitCode:
-    """Run jobs, and print the verdict."""
+def run_with_verdict(
+    expansion: Expansion, jobs: Sequence[Job], options: "RunOptions", *, can_resume: bool = False
+) -> ExitCode:
+    """Run jobs, and print the verdict, and how to resume an interrupted run if that is possible."""
     code = run_jobs(expansion, jobs, options)
+    if can_resume and code is ExitCode.INTERRUPTED:
+        say("To run the remaining tests: allranks run --resume")
     say_verdict(code)
     return code
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from allranks.errors import PRECEDENCE, ExitCode
 from allranks.protocol.outcomes import numbers
 from allranks.protocol.xml_text import cut, first_line, readable
-from allranks.report.results import TestVerdict, VerdictKind, VerdictRule, own_failures
+from allranks.report.results import ENDED_EARLY, TestVerdict, VerdictKind, VerdictRule, own_failures
 
 if TYPE_CHECKING:
     from allranks.report.axis_correlation import Blame
@@ -161,7 +161,7 @@ def _merged(by_world_size: Iterable[tuple[int, OwnFailures]]) -> Mapping[int, Ow
 
 
 def grouped(of_jobs: Iterable[Sequence[Failure]], blames: "Mapping[GroupKey, Blame]") -> list[Failure]:
-    """Join the groups of all jobs: errors of whole jobs first, then by size.
+    """Join the groups of all jobs: errors of whole jobs first, then by size; jobs that were ended early come last.
 
     Errors of jobs are ordered by the precedence of their exit codes, so that causes come first: a job without results
     (3) is often a consequence of an infrastructure failure (4) on another machine.
@@ -171,7 +171,7 @@ def grouped(of_jobs: Iterable[Sequence[Failure]], blames: "Mapping[GroupKey, Bla
         groups.setdefault(failure.key or object(), []).append(failure)
     others = groups.pop(OTHERS, [])
     joined = [_joined(group, blames) for group in groups.values()]
-    joined.sort(key=lambda failure: (_order(failure.code, is_of_job=failure.is_of_job), -failure.more))
+    joined.sort(key=lambda failure: (_order(failure), -failure.more))
     shown, others = joined[:MOST_GROUPS], [*joined[MOST_GROUPS:], *others]
     if not others:
         return shown
@@ -181,8 +181,10 @@ def grouped(of_jobs: Iterable[Sequence[Failure]], blames: "Mapping[GroupKey, Bla
 _OTHERS: Final = "Other failures: this report does not list more distinct messages"
 
 
-def _order(code: ExitCode, *, is_of_job: bool) -> int:
-    return PRECEDENCE.index(code) if is_of_job else len(PRECEDENCE)
+def _order(failure: Failure) -> int:
+    if not failure.is_of_job:
+        return len(PRECEDENCE)
+    return len(PRECEDENCE) + 1 if failure.reason in ENDED_EARLY else PRECEDENCE.index(failure.code)
 
 
 def _joined(group: Sequence[Failure], blames: "Mapping[GroupKey, Blame]") -> Failure:

@@ -29,6 +29,8 @@ _POLL = 0.25
 _LONGEST_WAIT = 1.0
 """Seconds: an interrupt that arrives just before a wait is noticed only after it."""
 
+_UNSTARTED = JobError(kind="interrupted", what="The run was interrupted before the job started.")
+
 
 class Dispatcher:
     """Runs jobs, each attempt in its own thread, and records each in the run's folder."""
@@ -55,7 +57,7 @@ class Dispatcher:
         """Run all jobs; `selections` limits some of them, by job id, to a part.
 
         Raises:
-            KeyboardInterrupt: The user interrupted the run; the jobs that were running have been recorded.
+            KeyboardInterrupt: The user interrupted the run; each job without results has a record that says so.
         """
         self._jobs = jobs
         self._retries = RetryPolicy(self._policy.retries, selections or {})
@@ -68,6 +70,12 @@ class Dispatcher:
                 self._start_what_fits()
                 self._handle_next_event()
                 self._check_deadline()
+        except KeyboardInterrupt:
+            unstarted = [*self._waiting, *(attempt.task for attempt in self._active)]
+            self._end_all()
+            for task in unstarted:
+                self._attempts.record_unstarted(task, self._jobs[task.number], _UNSTARTED)
+            raise
         finally:
             self._pool.leave_queue()
             self._end_all()

@@ -8,8 +8,10 @@ from typing import Final, Literal
 
 from allranks.colors import Color
 from allranks.engines.base import JobSpec, Placement
+from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Printed, RankEnded, Record, Repeated
 from allranks.protocol.xml_text import clipped, readable
+from allranks.report.results import ENDED_EARLY
 from allranks.report.run_files import JobError
 from allranks.runner.progress import JobProgress, State, Tests, format_counts, format_rate, summary
 
@@ -30,9 +32,6 @@ _RATE_SECONDS: Final = 10.0
 
 _PROGRESS_SECONDS: Final = 60.0
 """Seconds between two summaries of the run in a log."""
-
-_NOT_FAILED: Final = frozenset({"interrupted", "stopped"})
-"""Error kinds of jobs that were stopped and have not failed."""
 
 
 def without_color(text: str, _color: Color) -> str:
@@ -98,7 +97,7 @@ class RunListener:
                 self.say(f"{job_id}: {placement.text}")
 
     def take(self, job_id: str, record: Record) -> None:
-        """Print the output of ranks, and each job's first failure, or all failures if the run is verbose."""
+        """Print the output of ranks, and each job's first primary failure, or all failures if the run is verbose."""
         with self.lock:
             match record:
                 case Printed():
@@ -114,9 +113,10 @@ class RunListener:
 
     def _show_failure(self, job_id: str, ended: RankEnded) -> None:
         failure = failure_of(ended)
-        self.first_failure = self.first_failure or f"{job_id}: {failure}"
-        if job_id not in self._have_failed:
+        is_primary = ended.outcome is not Outcome.ABORTED and not ended.consequence
+        if is_primary and job_id not in self._have_failed:
             self._have_failed.add(job_id)
+            self.first_failure = self.first_failure or f"{job_id}: {failure}"
             self.say(self.paint(f"{job_id}: first failure: {failure}", "red"))
         elif self.detail == "verbose":
             self.say(self.paint(f"{job_id}: {failure}", "red"))
@@ -136,7 +136,7 @@ class RunListener:
             job.state, job.tests, job.took, job.gpus = "done", tests, seconds, ()
             job.error = error.what if error else ""
             tests.forget_names()
-            is_failure = error is not None and error.kind not in _NOT_FAILED
+            is_failure = error is not None and error.kind not in ENDED_EARLY
             if is_failure:
                 self.first_failure = self.first_failure or f"{job_id}: {job.error}"
             if self.detail == "quiet" and not job.has_failed:
