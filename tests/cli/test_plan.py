@@ -13,6 +13,18 @@ def test_plan_shows_a_line_for_each_cell(allranks):
     assert "a GPU for each rank" not in out
 
 
+def test_plan_names_distributed_test_files_that_are_in_no_suite(allranks, repository):
+    (repository / "more").mkdir()
+    for name in ("test_new.py", "test_excluded.py"):
+        (repository / "more" / name).write_text("def test_it(rank):\n    pass\n")
+    (repository / "more/test_plain.py").write_text("def test_it():\n    pass\n")
+    path = repository / "matrix.toml"
+    path.write_text(f'{path.read_text()}\n[suites.more]\npath = "more/*.py"\nexclude = ["more/test_excluded.py"]\n')
+    assert "Not in any suite" not in allranks("plan")[1]
+    path.write_text(path.read_text().replace("more/*.py", "more/test_[ep]*.py"))
+    assert "Not in any suite: more/test_new.py." in allranks("plan")[1]
+
+
 def test_plan_explains_each_dropped_cell(allranks):
     _, out, _ = allranks("plan", "--explain")
     assert "5 dropped cells of 8 combinations" in out

@@ -79,6 +79,7 @@ STYLES: Final[Mapping[str, Style]] = {
 class ExistingTests:
     """The distributed tests of a repository."""
 
+    files: tuple[str, ...] = ()
     suites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # files and folders by style
     counts: Mapping[str, int] = field(default_factory=dict)  # test files by style, with "" for those in no suite
     unrecognized: tuple[str, ...] = ()  # files in no suite that mention ranks
@@ -102,6 +103,7 @@ def find_tests(root: Path) -> ExistingTests:
             suites.setdefault(style, {})[(folders[-1] if folders else path).as_posix()] = None
     distributed = [path for path, style in styles.items() if style]
     return ExistingTests(
+        files=tuple(map(Path.as_posix, distributed)),
         suites={style: tuple(suites[style]) for style in STYLES if style in suites},
         counts=Counter(styles.values()),
         unrecognized=tuple(path.as_posix() for path in files if not styles[path] and _is_about_ranks(root / path)),

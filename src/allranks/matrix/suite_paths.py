@@ -13,7 +13,7 @@ _BYTECODE = "__pycache__"
 
 
 def suite_paths(table: Table, suite: Suite) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The paths of a suite, in the order of the file, and the excluded paths below them."""
+    """The paths of a suite, in the order of the file, and the excluded paths."""
     paths = _outermost(path for pattern in suite.paths for path in _matches(table, "path", pattern))
     whole, excluded = frozenset(paths), set[Path]()
     for pattern in suite.ignored:
@@ -25,7 +25,7 @@ def suite_paths(table: Table, suite: Suite) -> tuple[tuple[Path, ...], tuple[Pat
     left = tuple(path for path in paths if not _is_in(path, excluded))
     if not left:
         table.reject("exclude", "all tests of the suite are excluded", "Exclude fewer files.")
-    return left, tuple(path for path in _outermost(sorted(excluded)) if _is_in(path, frozenset(left)))
+    return left, _outermost(sorted(excluded))
 
 
 def _matches(table: Table, name: str, pattern: Path) -> list[Path]:
