@@ -164,7 +164,7 @@ class CommandLine(Generic[Options]):
         close = longer[0] if longer else nearest(flag, options, cutoff=0.75)
         hints = [f"Did you mean {close}?"] if close else []
         if self.kind.takes_pytest:
-            hints.append(f"Write options of pytest after --: {prog} -- {word}")
+            hints.append(f"If it is an option of pytest, write it after --: {prog} -- {word}")
         return UsageError(f"{prog} has no option {flag}.", why=" ".join(hints), remedy=remedy)
 
 

@@ -310,7 +310,7 @@ class MergedRun:
                 jobs_of_note.setdefault(note, []).append(suite.name)
         for suite in self.suites:
             if suite.all_deselected:
-                yield f"{suite.name}: all {suite.deselected} tests were deselected."
+                yield f"{suite.name}: pytest's options deselected all of its tests ({suite.deselected})."
             if suite.is_empty_shard and suite.share:
                 yield f"{suite.name}: nothing to run, because all {suite.share.elsewhere} tests are in other shards."
             if self.planned is not None and suite.id not in self.planned and not suite.is_about_manifest:

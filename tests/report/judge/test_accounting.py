@@ -235,7 +235,7 @@ def test_a_selection_that_leaves_nothing_ran_nothing_and_is_said(run_folder):
     run_folder.job(JOB, collected=[], deselected=7)
     merged = judged(run_folder)
     assert (merged.counts.tests, code(merged)) == (0, ExitCode.NOTHING_RAN)
-    assert merged.notes == ("gloo-w2-g0-env / collectives: all 7 tests were deselected.",)
+    assert merged.notes == ("gloo-w2-g0-env / collectives: pytest's options deselected all of its tests (7).",)
 
 
 def test_what_several_jobs_note_is_said_once_for_all_of_them(run_folder):
