@@ -128,7 +128,7 @@ class RankProcess:
 
     def peek_output(self) -> Output:
         """Return the output since the last :meth:`take_output`, without taking it."""
-        return Output(stdout=self.stdout.glance(), stderr=self.stderr.glance())
+        return Output(stdout=self.stdout.peek(), stderr=self.stderr.peek())
 
     def take_output(self) -> Output:
         """Return the output since the last call."""
@@ -626,7 +626,7 @@ class LocalRanks:
             pid=rank.pid,
             names=labels_of_children(events, number) if events else {},
             stacks=file,
-            read_stderr=rank.stderr.glance,
+            read_stderr=rank.stderr.peek,
             pipes=frozenset(os.fstat(stream.descriptor).st_ino for stream in (rank.stdout, rank.stderr)),
             code=self._code,
         )
