@@ -162,15 +162,15 @@ def disable_reports(config: pytest.Config) -> list[str]:
 
 _REPORTS = (
     ("xmlpath", "--junitxml", "the run writes junit.xml, and each rank's results are in rank-N.xml"),
-    ("pastebin", "--pastebin", "no test runs in the process that would send it"),
-    ("report_log", "--report-log", "no test runs in the process that would write it"),
+    ("pastebin", "--pastebin", "tests run in other processes than the one that would send it"),
+    ("report_log", "--report-log", "tests run in other processes than the one that would write it"),
     ("htmlpath", "--html", "the run writes report.html"),
 )
 """Each report's name in ``config.option``, its flag, and why it is disabled."""
 
 
 AGENT: Final = Path("agent")
-"""The relative path of the process that collects."""
+"""The relative path of the collecting process's files."""
 
 _PATH_OPTIONS: Final = ("basetemp", "log_file", "debug")
 
@@ -244,7 +244,7 @@ def _user_path(config: pytest.Config, name: str) -> Path | None:
     return path if path.is_file() or path.is_dir() or not path.exists() else None
 
 
-_MODULE: Final = "pytest_rerunfailures"
+_RERUNFAILURES: Final = "pytest_rerunfailures"
 _UNSUPPORTED_RERUN_OPTIONS: Final = {
     "only_rerun": "--only-rerun",
     "rerun_except": "--rerun-except",
@@ -260,11 +260,13 @@ _FLAKY_ARGUMENTS: Final = frozenset({"reruns", "reruns_delay", "condition"})
 
 def _rejected_reruns(config: pytest.Config) -> Iterator[str]:
     """Explain which options of pytest-rerunfailures are unsupported, one message for each."""
+    if _RERUNFAILURES not in sys.modules:
+        return
     for option, flag in _UNSUPPORTED_RERUN_OPTIONS.items():
-        if _MODULE in sys.modules and (getattr(config.option, option, None) or _is_configured(config, option)):
+        if getattr(config.option, option, None) or _is_configured(config, option):
             yield (
-                f"{flag} cannot be used: all ranks rerun a test together, whatever each of them raised. "
-                "Use --reruns without it, @pytest.mark.flaky(reruns=2) on some tests, or `allranks run --reruns`."
+                f"{flag} cannot be used: after a failure of any rank, all ranks rerun the test together. Use --reruns "
+                "without it, @pytest.mark.flaky(reruns=2) on some tests, or `allranks run --reruns`."
             )
 
 
@@ -281,7 +283,7 @@ def with_reruns(item: pytest.Item, options: ItemOptions) -> ItemOptions:
     Raises:
         MarkerError: The marker ``flaky`` has arguments that cannot be used with several ranks, or wrong values.
     """
-    plugin: Any = sys.modules.get(_MODULE)
+    plugin: Any = sys.modules.get(_RERUNFAILURES)
     if plugin is None or not item.config.pluginmanager.is_registered(plugin):
         return options
     marker = item.get_closest_marker("flaky")
@@ -307,7 +309,7 @@ def with_reruns(item: pytest.Item, options: ItemOptions) -> ItemOptions:
 
 def unregister_rerunfailures(config: pytest.Config) -> None:
     """Unregister pytest-rerunfailures, so that no rank reruns a test alone."""
-    plugin = sys.modules.get(_MODULE)
+    plugin = sys.modules.get(_RERUNFAILURES)
     if plugin is not None and config.pluginmanager.is_registered(plugin):
         config.pluginmanager.unregister(plugin)
 

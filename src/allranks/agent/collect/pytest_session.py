@@ -202,7 +202,7 @@ class ServerPlugin:
         """Shuffle the tests if requested, configure Hypothesis, and mark expected failures and disabled tests."""
         if self._config.shuffle is not None:
             items[:] = shuffled(items, self._config.shuffle)
-            self._supervisor.write(Notice(text=f"Tests ran in the order of --shuffle {self._config.shuffle}."))
+            self._supervisor.write(Notice(text=f"Tests were shuffled (--shuffle {self._config.shuffle})."))
         configure_hypothesis(items, lambda nodeid: seed_of_test(self._config.seed, nodeid))
         try:
             expect_failures(items, self._config, self._folders.code)
@@ -260,12 +260,13 @@ class ServerPlugin:
             return
         if report.skipped:
             self._skipped[report.nodeid] = shorten(skip_reason(report), MESSAGE_LIMIT)
-        self._check_fork_safety(report.nodeid, "Importing it")
+        self._check_fork_safety(report.nodeid, "Importing this file")
 
     def _check_fork_safety(self, nodeid: str, cause: str) -> None:
         """Check that it is safe to fork this process; if not, report the cause."""
         if not self._has_failed and (initializes := cuda_in_this_process()):
-            self._fail(nodeid, f"{cause} {initializes}, so forks of this process could not use CUDA")
+            text = f"{cause} {initializes}. Ranks, which are forks of this process, could then not use CUDA."
+            self._fail(nodeid, text, "Move the call that initializes CUDA into a fixture or a test.")
         threads = self._threads.take()
         if threads.python:
             self._threaded.append(nodeid)
@@ -279,7 +280,10 @@ class ServerPlugin:
 
     def _report_threads(self, nodeid: str, cause: str, names: Sequence[str]) -> None:
         if names:
-            text = f"{cause} starts {_threads(names)}, which ranks do not have, because they are forks of this process."
+            text = (
+                f"{cause} starts {_threads(names)}, which ranks, as forks of this process, do not have. If a test "
+                "needs that, start it in a fixture."
+            )
             self._supervisor.write(Notice(nodeid=nodeid, text=text, kind="threads"))
 
     def _report_ignored_timeouts(self, session: pytest.Session) -> None:
@@ -293,10 +297,10 @@ class ServerPlugin:
             )
             self._supervisor.write(Notice(nodeid=limited[0], text=text, kind="pytest"))
 
-    def _fail(self, nodeid: str, text: str) -> None:
+    def _fail(self, nodeid: str, text: str, remedy: str = "") -> None:
         """Report an error because of which no test runs."""
         self._has_failed = True
-        self._report_failure(nodeid, text)
+        self._report_failure(nodeid, text, remedy)
 
     def _report_failure(self, nodeid: str, text: str, remedy: str = "") -> None:
         self._supervisor.write(CollectionFailed(nodeid=nodeid, text=shorten(text), remedy=remedy))

@@ -296,7 +296,7 @@ def missing_call(phases: Sequence[Phase], session: pytest.Session) -> Phase | No
     pytest reports neither. After such a request it ends with a bad exit status, but a rank continues.
     """
     if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in phases):
-        message = "pytest reported no call of this test: a plugin or a hook has prevented it"
+        message = "this test was never called: a plugin or a hook prevented it"
         return Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message)
     stop = session.shouldfail or session.shouldstop
     if not stop or any(phase.outcome.is_bad for phase in phases):
