@@ -45,7 +45,7 @@ _CACHE_PLUGINS = ("lfplugin", "stepwiseplugin")
 
 
 def cache_arguments(results: Path, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Arguments that set pytest's cache folder; none if `arguments` disable the cache, which removes the option."""
+    """Arguments that set pytest's cache folder; none if `arguments` disable the plugin to which the option belongs."""
     if any(argument in _DISABLED_CACHE for argument in arguments):
         return ()
     return ("-o", f"cache_dir={results / PYTEST_CACHE}")
@@ -200,11 +200,11 @@ class ProcessPaths:
             self._suffixes[name] = "" if name == "basetemp" else path.suffix
             if process == AGENT:
                 shutil.rmtree(self._roots[name], ignore_errors=True)
-            setattr(config.option, name, str(self._path(name, process)))
+            setattr(config.option, name, str(self._prepared_path(name, process)))
 
-    def take(self, config: pytest.Config, process: Path) -> None:
+    def switch_to(self, config: pytest.Config, process: Path) -> None:
         """Switch to the paths of a rank, in a fork of the process that collected."""
-        paths = {name: self._path(name, process) for name in self._roots}
+        paths = {name: self._prepared_path(name, process) for name in self._roots}
         for name, path in paths.items():
             setattr(config.option, name, str(path))
         factory: Any = getattr(config, "_tmp_path_factory", None)  # not public; None with -p no:tmpdir
@@ -224,8 +224,8 @@ class ProcessPaths:
             with suppress(OSError):  # raised again in a test that uses the folder
                 factory.getbasetemp()
 
-    def _path(self, name: str, process: Path) -> Path:
-        """The path of a process; creates its folder, which pytest does not do for every option."""
+    def _prepared_path(self, name: str, process: Path) -> Path:
+        """The path for a process, after creating its folder, which pytest does not do for every option."""
         path = self._roots[name] / process
         with suppress(OSError):  # pytest reports it
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -330,12 +330,14 @@ def configure_hypothesis(items: Iterable[pytest.Item], seed: Callable[[str], int
 
 def _configure(item: pytest.Item, function: Any, seed: int) -> None:  # noqa: ANN401 - Hypothesis adds attributes
     machine = getattr(function, "_hypothesis_state_machine_class", None)
+    seeded: Any
     if machine is None:
+        seeded = function
         function._hypothesis_internal_use_settings = _in_lockstep(function._hypothesis_internal_use_settings)  # noqa: SLF001 - as `settings` does
     else:
+        seeded = machine
         case: Any = getattr(item, "cls", None)
         case.settings = _in_lockstep(case.settings)
-    seeded = function if machine is None else machine
     if (
         getattr(seeded, "_hypothesis_internal_use_seed", None) is None
         and item.config.getoption("--hypothesis-seed", None) is None
