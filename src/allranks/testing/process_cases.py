@@ -184,7 +184,7 @@ class MultiProcessTestCase(LauncherTestCase):
 
     def _be_rank(self, launched: LaunchedRank, options: RankOptions) -> int:
         """Run in a fork: run the test on a new test case, and report its outcome; returns the exit status."""
-        outcome = launched.run(terms, lambda: self._run_in_rank(launched))
+        outcome = launched.run(options, lambda: self._run_in_rank(launched))
         return self.TEST_ERROR_EXIT_CODE if outcome.is_bad else 0
 
     def _run_in_rank(self, launched: LaunchedRank) -> None:
