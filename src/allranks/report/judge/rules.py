@@ -31,7 +31,7 @@ Of jobs:
 
 Over attempts, and over the tries of a test within one:
 
-9. Attempts. A failure stands until the test executes and ends well, in a later attempt or try, on each rank that
+9. Attempts. A failure stands until the test passes or fails as expected, in a later attempt or try, on each rank that
    failed. It is not resolved by a skip, nor by an attempt that did not run the test or no longer has it.
 10. Reruns. An attempt that reran a part of a job overrides only the tests that it ran. An attempt that ran the whole
     job overrides everything except failures.
