@@ -28,9 +28,9 @@ class FreshSession(ServerPlugin):
         super().__init__(rank.start.config, rank.start.folders, failures)
         self._rank = rank
         self._outputs = outputs
-        self._numbers = {nodeid: number for number, nodeid in rank.request.fresh.items()}
+        self._indices = {nodeid: index for index, nodeid in rank.request.fresh.items()}
         self._code = rank.start.folders.code
-        self._files = {self._code / nodeid.partition("::")[0] for nodeid in self._numbers}
+        self._files = {self._code / nodeid.partition("::")[0] for nodeid in self._indices}
 
     def run(self) -> None:
         """Collect, and run as the rank; returns only if that fails."""
@@ -79,7 +79,7 @@ class FreshSession(ServerPlugin):
             os.close(descriptor)
         self._paths.make(session.config)
         assignment = self._assignment(self._rank.request, self._rank.rank, self._rank.connection, self._rank.call_log)
-        items = {self._numbers[item.nodeid]: item for item in session.items if item.nodeid in self._numbers}
+        items = {self._indices[item.nodeid]: item for item in session.items if item.nodeid in self._indices}
         end_session = partial(_finish, session)
         self._run_rank(session, replace(assignment, items=items, end_session=end_session))
 
