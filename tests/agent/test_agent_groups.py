@@ -93,7 +93,7 @@ def test_the_error_of_a_case_without_the_group_names_the_remedy(cases):
 def test_the_error_of_a_second_group_names_the_marker_and_the_key(cases):
     case = cases.cases(0)["test_makes_its_own"]
     assert case.outcome == "failed"
-    assert "trying to initialize the default process group twice. The agent created" in case.message
+    assert "trying to initialize the default process group twice. allranks created" in case.message
     assert "@pytest.mark.no_process_group" in case.message
     assert "process_group = false" in case.message
     assert "process_group = false" in case.text

@@ -86,4 +86,4 @@ def test_the_seed_decides_the_order_on_all_ranks(order):
 @pytest.mark.thorough
 def test_a_notice_has_the_seed_of_the_order(run_agent):
     notices = [event.text for event in run_agent(FILES, world_size=1, shuffle=3).all(Notice)]
-    assert "Tests ran in the order of --shuffle 3." in notices
+    assert "Tests were shuffled (--shuffle 3)." in notices

@@ -668,7 +668,7 @@ def test_a_thread_of_a_library_is_a_notice(run_agent):
     agent = run_agent({"test_a.py": native}, world_size=1)
     [notice] = agent.all(Notice)
     assert notice.nodeid == "suite/test_a.py"
-    assert notice.text.startswith("Importing it starts the thread ")
+    assert notice.text.startswith("Importing this file starts the thread ")
     assert agent.outcomes("test_a") == ("passed",)
 
 

@@ -59,7 +59,7 @@ def folder(tmp_path):
         (Moon(make=raising(ValueError())), "ValueError"),
         (Moon(make=lambda: "it is full"), "TypeError: it is a str, not a Section"),
         (Moon(make=section(object={"phase": object()})), "TypeError: Object of type object is not JSON serializable"),
-        (Moon(make=section(lines=("new", 1))), "TypeError: one of its texts is of type int"),
+        (Moon(make=section(lines=("new", 1))), "TypeError: one of its texts is not a string, but 1"),
         (Moon(make=section(html="\ud800")), "UnicodeEncodeError: 'utf-8' codec can't encode character"),
     ],
 )

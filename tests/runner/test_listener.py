@@ -165,7 +165,7 @@ def started(listener, make_spec, *nodeids):
     return spec.job_id, tests
 
 
-def test_a_slow_test_is_reported_after_half_of_its_limit_and_whenever_its_duration_doubles(live, lines, make_spec, now):
+def test_a_slow_test_is_reported_at_half_of_the_limit_and_when_its_duration_doubles(live, lines, make_spec, now):
     job_id, _ = started(live, make_spec, "suite/test_a.py::test_hang")
     del lines[:]
     seen = []

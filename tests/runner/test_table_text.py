@@ -50,7 +50,7 @@ def test_a_wide_terminal_shows_everything_of_a_job():
     assert line.split() == [
         "gloo-w2-g0-env/collectives", "done", "37/351", "2", "0-2,6", "1:01:11", "test_c[x]",
     ]  # fmt: skip
-    assert summary == "jobs: 1 done (1 failed); tests: 2 failed, 30 passed, 5 skipped of 351; 0:00"
+    assert summary == "jobs: 1 done; 1 failed; tests: 2 failed, 30 passed, 5 skipped of 351; 0:00"
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,6 @@ class StopRequestedError(Exception):
         super().__init__("the job was ended from outside")
 
 
-class LostGpuError(Exception):
-    """A GPU that passed the health check of the job has failed since; the message names it."""
-
-
 class JobLimitError(Exception):
     """The job has reached its time limit."""
 
@@ -76,7 +72,7 @@ class JobEnd:
                 return
             if not self._has_started:
                 self._has_started = True
-                self.restart()
+                self.start_limit()
                 self._start.put(None)
 
     def fileno(self) -> int:
@@ -108,8 +104,8 @@ class JobEnd:
         if self._is_stop_requested:
             raise StopRequestedError
 
-    def restart(self) -> None:
-        """Restart the time limit: collecting the suite does not count."""
+    def start_limit(self) -> None:
+        """Start the job's time limit, again after collection, which does not count."""
         self._deadline = clock.monotonic() + self._limit.seconds
 
     def remaining(self) -> float:

@@ -30,10 +30,9 @@ class Excerpt:
         half = KEPT // 2
         left = half - len(self._head)
         self._head += data[:left]
-        self._tail += data[left:] if left > 0 else data
-        if len(self._tail) > KEPT:
-            self._dropped += len(self._tail) - half
-            del self._tail[:-half]
+        self._tail += data[left:]
+        self._dropped += max(0, len(self._tail) - half)
+        del self._tail[:-half]
 
     def text(self) -> str:
         """The kept text, with a line that marks the cut."""
@@ -79,11 +78,12 @@ class OutputStream:
     def _echo_lines(self, data: bytes, echo: Callable[[str], None]) -> None:
         *lines, self._line = (self._line + data).split(b"\n")
         if len(self._line) > _PIPE:
-            lines, self._line = [*lines, self._line], b""
+            lines.append(self._line)
+            self._line = b""
         for line in lines:
             echo(line.decode("utf-8", "replace"))
 
-    def glance(self) -> str:
+    def peek(self) -> str:
         """The output since the last call of :meth:`take`; the next call returns it, too."""
         self.drain()
         return self._excerpt.text()
@@ -117,10 +117,10 @@ class OutputLog:
     def add(self, title: str, output: Output) -> None:
         """Append output under a line that names its test."""
         streams = [("stdout", output.stdout), ("stderr", output.stderr)]
-        parts = [f"--- {name} of {title} ---\n{_ended(text)}" for name, text in streams if text]
+        parts = [f"--- {name} of {title} ---\n{_with_line_end(text)}" for name, text in streams if text]
         if parts:
             evidence.append(self._path, "".join(parts).encode("utf-8", "replace"), LOG_LIMIT)
 
 
-def _ended(text: str) -> str:
+def _with_line_end(text: str) -> str:
     return text if text.endswith("\n") else text + "\n"

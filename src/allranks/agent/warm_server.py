@@ -37,10 +37,10 @@ _ARGUMENTS: Final = slice(45, 47)
 def serve(server: socket.socket) -> NoReturn:
     """Serve a rank until it closes the connection."""
     files, _ = _receive(server)
-    nothing = os.open(os.devnull, os.O_WRONLY)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     for target in (1, 2):
-        os.dup2(nothing, target)
-    os.close(nothing)
+        os.dup2(devnull, target)
+    os.close(devnull)
     sys.path[:] = [entry for entry in sys.path if entry]  # without the working directory of the test
     for name, file in files.items():
         with contextlib.suppress(BaseException):  # the process that needs the module gets the error
@@ -48,30 +48,35 @@ def serve(server: socket.socket) -> NoReturn:
     gc.freeze()
     server.sendall(_obstacle() or READY)
     while True:
-        request, descriptors = _receive(server)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        reader, writer = os.pipe()
-        intermediate = os.fork()
-        if not intermediate:
-            child = os.fork()
-            if child:
-                os.write(writer, str(child).encode())
-                os._exit(0)
-            for descriptor in (server.detach(), reader, writer):
-                os.close(descriptor)
-            _run_child(request, descriptors)
-        for descriptor in (*descriptors, writer):
+        server.sendall(_fork_orphan(*_receive(server), server))
+
+
+def _fork_orphan(request: dict[str, Any], descriptors: list[int], server: socket.socket) -> bytes:
+    """Fork a process whose parent ends at once; return its process id, or 0 if it could not be forked."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    intermediate = os.fork()
+    if not intermediate:
+        child = os.fork()
+        if child:
+            os.write(writer, str(child).encode())
+            os._exit(0)
+        for descriptor in (server.detach(), reader, writer):
             os.close(descriptor)
-        os.waitpid(intermediate, 0)
-        server.sendall(os.read(reader, 32) or b"0")  # nothing if the second fork failed
-        os.close(reader)
+        _run_child(request, descriptors)
+    for descriptor in (*descriptors, writer):
+        os.close(descriptor)
+    os.waitpid(intermediate, 0)
+    pid = os.read(reader, 32)  # the pipe is empty if the second fork failed
+    os.close(reader)
+    return pid or b"0"
 
 
 def _import(name: str, file: str) -> None:
     """Import a module if a new interpreter finds it in the same file as the rank did, so that it is installed."""
     package = name.partition(".")[0]
-    if name == package or package in sys.modules:
+    if name == package or package in sys.modules:  # find_spec imports the package of a submodule, wherever it is
         spec = importlib.util.find_spec(name)
         if spec is not None and os.path.realpath(spec.origin or "") == os.path.realpath(file):
             importlib.import_module(name)
@@ -101,21 +106,21 @@ def _obstacle() -> bytes:
 
 def _run_child(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Run a process of ``multiprocessing``, in the state of a new interpreter that was started by the rank."""
-    standard, (data, _, tracker, *inherited) = descriptors[:3], descriptors[3:]
-    for target, descriptor in enumerate(standard):
+    data, _alive, tracker, *inherited = descriptors[3:]  # _alive is closed when this process ends: the sentinel
+    for target, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, target)
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     _show_command(_CHILD.format(tracker=tracker, data=data))
-    del sys.modules[__name__], sys.modules["__main__"].run_path
+    del sys.modules[__name__], sys.modules["__main__"].run_path  # as in a new interpreter
     numpy_random: Any = sys.modules.get("numpy.random")
     torch: Any = sys.modules.get("torch")
     for generator in (numpy_random, torch and torch.default_generator):
         if generator is not None:
             generator.seed()  # from the kernel's random numbers; Python's own generator is seeded after each fork
-    observer: Any = sys.modules.get("child_observer")
+    observer: Any = sys.modules.get("child_observer")  # imported by child_python/sitecustomize.py
     if observer is not None:
         observer.note_begin()
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined] # noqa: SLF001
@@ -139,5 +144,5 @@ def _show_command(code: str) -> None:
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-if "connection" in globals():
+if __name__ == "allranks.warm_server":  # run by PROGRAM
     serve(socket.socket(fileno=globals()["connection"]))

@@ -40,7 +40,7 @@ class Options(CommandOptions):
         type=_age,
     )
     keep_size: float | None = option(
-        "--keep-size SIZE", _IMAGES, "only until the rest fits into this size: 40GB, 0", type=_size
+        "--keep-size SIZE", _IMAGES, "stop when the rest fits into SIZE, such as 40GB or 0", type=_size
     )
     dry_run: bool = flag("--dry-run", _IMAGES, "list all images and what would be removed, but remove nothing")
     json: bool = json_option(_IMAGES)

@@ -404,7 +404,7 @@ _GPU_RULES = (
     "",
     "[[matrix.exclude]]",
     "when   = \"backend == 'gloo' and gpu_count > 0\"",
-    'reason = "gloo is tested on CPU tensors"',
+    'reason = "gloo is tested only with CPU tensors"',
 )
 _MORE_GPUS = ("gpu_count  = [0, 1, 2]", *_GPU_RULES[1:])
 

@@ -41,7 +41,7 @@ def project_files(image: Image, root: Path, progress: Progress) -> Path:
 def _wheel(image: Image, root: Path, progress: Progress) -> Path:
     recipe = recipe_of(image, root=root)
     if recipe.project is None:
-        msg = f"Image {image.name} has no project to copy."
+        msg = f'Image {image.name} has mode = "copy", but no project.'
         raise ImageError(msg, remedy=f"Add project to [images.{image.name}], or remove mode.")
     wheel = cached_wheel(recipe.project, progress, tests=recipe.tests)
     if not is_pure(wheel):

@@ -117,7 +117,7 @@ class Recipe:
             )
         if self.index and not self.extra_index:
             return (
-                f"index of [images.{self.name}] is the only index: check it and the versions in matrix.toml, or add "
+                f"[images.{self.name}] has only one index: check `index` and the versions in matrix.toml, or add "
                 "another one to extra_index."
             )
         return (

@@ -144,7 +144,7 @@ def _check_values(expansion: Expansion, axis: str, values: Iterable[AxisValue]) 
         raise UsageError(what=f"This matrix has no axis {axis}.", remedy=remedy)
     for value in values:
         if value not in known:
-            why = f"The axis {axis} has {listed(known)}."
+            why = f"Values of {axis}: {listed(known)}."
             close = nearest(value, map(str, known)) if isinstance(value, str) else None
             remedy = f"Did you mean {close!r}?" if close else LIST_CELLS
             raise UsageError(what=f"The matrix has no cell with {axis} {value!r}.", why=why, remedy=remedy)

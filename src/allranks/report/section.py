@@ -111,7 +111,7 @@ def _checked(section: object) -> Section:
     section = replace(section, lines=tuple(section.lines), markdown=tuple(section.markdown))
     texts = (section.title, section.headline, section.html, section.problem, *section.lines, *section.markdown)
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        msg = f"one of its texts is of type {type(wrong[0]).__name__}"
+        msg = f"one of its texts is not a string, but {wrong[0]!r}"
         raise TypeError(msg)
     json.dumps(section.object)
     "".join((section.html, *section.markdown)).encode()  # the others are made readable

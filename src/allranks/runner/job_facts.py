@@ -56,7 +56,7 @@ _SEE_AGENT_LOG = "See agent.log in the job's results folder."
 _SEE_AGENT_LOGS = "See agent.log, agent-1.log and so on in the job's results folder."
 _RESUME = "Run the remaining tests: allranks run --resume. To retry such jobs at once: --reruns 1."
 _NO_TEST_LIST = "The agent finished without a complete list of its tests."
-_ADD_PACKAGE = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
+_ADD_PACKAGE = "Add the package to the cell's image, or to the interpreter of process.python."
 _SEE_GPU = "See agent.log there, and dmesg and nvidia-smi -q on its host. To run without this GPU: --gpus."
 _OTHER_TORCH = (
     "Install that torch for the interpreter of process.python or in the job's container, or change the version "
@@ -289,8 +289,8 @@ def _agent_error(what: str, why: str) -> JobError:
     """The error of an agent that raised an exception."""
     if full := _UNWRITABLE.search(f"{what}\n{why}"):
         remedy = (
-            "Either its tests filled the job's folders (512 MiB of results, limits.disk_mib of other files), or the "
-            "host's disk is full: free space in TMPDIR, or in Docker's folder. Then resume: allranks run --resume."
+            "Raise limits.disk_mib if the tests filled the job's folders (results: at most 512 MiB). If the host's "
+            "disk is full, free space in TMPDIR or Docker's folder. Then resume: allranks run --resume."
         )
         return JobError(kind="infrastructure", what="The agent could not write.", why=full[0], remedy=remedy)
     return JobError(kind="agent", what=what, why=why, remedy="Please report this as a bug in allranks.")

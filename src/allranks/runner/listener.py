@@ -81,7 +81,7 @@ class RunListener:
         with self.lock:
             job, limits = self._job(spec.job_id), spec.agent.limits
             job.state, job.began, job.tests = "running", time.monotonic(), tests
-            job.slow_after = min(limits.process_group, limits.test) / 2
+            job.slow_after = limits.process_group / 2
             self._running[spec.job_id] = job
             if self.detail == "verbose":
                 self._say_all(request_lines(spec))
@@ -149,7 +149,8 @@ class RunListener:
     def report_progress(self) -> None:
         """Print a summary of the run, newly slow tests, and failure rates of repeated tests, each at intervals.
 
-        A test is slow after half of its time limit. It is reported again whenever its duration has doubled.
+        A test is slow after half of the process group's time limit: a hang in a collective ends at that limit, whatever
+        the test's own limit is. It is reported again whenever its duration has doubled.
         """
         if self.detail == "quiet":
             return

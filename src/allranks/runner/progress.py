@@ -153,7 +153,7 @@ def summary(jobs: Sequence[JobProgress], seconds: float) -> str:
     collected = [job.tests.collected for job in jobs if job.tests.collected is not None]
     of_all = f" of {sum(collected)}" if len(collected) == len(jobs) else ""
     test_text = f"{format_counts(counts)}{of_all}" if counts.total() else "none yet"
-    failed_text = f" ({failed} failed)" if failed else ""
+    failed_text = f"; {failed} failed" if failed else ""
     return f"jobs: {job_text}{failed_text}; tests: {test_text}; {format_duration(seconds)}"
 
 

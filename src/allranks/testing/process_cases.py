@@ -25,9 +25,9 @@ from allranks.agent.launch.own_ranks import (
     end_ranks_of,
     exit_process,
     expected_exits,
-    live_ranks_of,
     no_ranks_error,
     run_in_kept_ranks,
+    running_ranks_of,
 )
 from allranks.agent.launch.plain import PlainLaunchContext, rendezvous_file
 from allranks.testing.environment import RankEnvironment, accelerator_count
@@ -182,9 +182,9 @@ class MultiProcessTestCase(LauncherTestCase):
             raise no_ranks_error(self.id())
         self._ranks.join(expected_exits(self, fn))
 
-    def _be_rank(self, launched: LaunchedRank, terms: RankOptions) -> int:
+    def _be_rank(self, launched: LaunchedRank, options: RankOptions) -> int:
         """Run in a fork: run the test on a new test case, and report its outcome; returns the exit status."""
-        outcome = launched.run(terms, lambda: self._run_in_rank(launched))
+        outcome = launched.run(options, lambda: self._run_in_rank(launched))
         return self.TEST_ERROR_EXIT_CODE if outcome.is_bad else 0
 
     def _run_in_rank(self, launched: LaunchedRank) -> None:
@@ -295,7 +295,7 @@ class MultiProcContinuousTest(LauncherTestCase):
         """Start the ranks before the first test, and again after a failed test."""
         super().setUp()
         self.rank = self.MAIN_PROCESS_RANK
-        if live_ranks_of(type(self)) is None:
+        if running_ranks_of(type(self)) is None:
             self._start_ranks()
 
     def _start_ranks(self) -> None:
@@ -315,7 +315,7 @@ class MultiProcContinuousTest(LauncherTestCase):
 
     def _join_processes(self, fn: Callable[[], object]) -> None:  # noqa: ARG002 - the ranks look it up by its name
         """Run this test in the ranks, and raise their outcome as the test's."""
-        ranks = live_ranks_of(type(self))
+        ranks = running_ranks_of(type(self))
         if ranks is None:
             msg = (
                 f"no rank was started for {self.id()}\n"

@@ -108,7 +108,7 @@ class Requirement:
             setattr(test, REQUIREMENTS_ATTRIBUTE, (self, *requirements_of(test)))
             return test
         if not inspect.isroutine(test):
-            msg = f"a requirement decorates a test function or a class, not {test!r}"
+            msg = f"a requirement can only decorate a test function or class, not {test!r}"
             raise TypeError(msg)
         return self._guard(test)
 

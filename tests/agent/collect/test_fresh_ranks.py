@@ -65,7 +65,9 @@ def threaded(run_once):
 def test_a_notice_states_the_module_and_the_thread(threaded):
     [notice] = threaded.all(Notice)
     assert notice.nodeid == "suite/test_threaded.py"
-    assert notice.text.startswith("Importing it starts the thread heartbeat, which forks of this process do not have")
+    assert notice.text.startswith(
+        "Importing this file starts the thread heartbeat, which forks of this process do not have"
+    )
     assert not threaded.all(CollectionFailed)
 
 

@@ -51,7 +51,7 @@ def parent(tmp_path):
             pid=os.getpid(),
             names={},
             stacks=StackFile(tmp_path / "stacks"),
-            read_stderr=stream.glance,
+            read_stderr=stream.peek,
             pipes=pipes,
         ),
         writing,

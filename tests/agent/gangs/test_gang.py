@@ -56,7 +56,7 @@ def phase(when, outcome="passed", message=""):
 def rank_main_of(answers):
     """Return the main function of ranks, which report their start and then answer each command with the next answer."""
 
-    def rank_main(rank, connection, _board):
+    def rank_main(rank, connection, _call_log):
         try:
             end = RankEnd(connection)
             end.send(STARTED)

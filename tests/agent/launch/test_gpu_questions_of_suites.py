@@ -84,6 +84,6 @@ def test_a_library_that_initializes_cuda_at_import_is_named(run_agent):
     [failed] = run_agent(files).all(CollectionFailed)
     assert failed.nodeid.endswith("test_numba.py")
     assert failed.text == (
-        "Importing it initializes CUDA, as numba.cuda does to look for GPUs unless NUMBA_DISABLE_CUDA=1 is set, so "
-        "forks of this process could not use CUDA"
+        "Importing this file initializes CUDA, as numba.cuda does to look for GPUs unless NUMBA_DISABLE_CUDA=1 is set. "
+        "Ranks, which are forks of this process, could then not use CUDA."
     )

@@ -56,7 +56,7 @@ def test_requirements_are_checked_from_the_outside_in():
 
 @pytest.mark.parametrize("thing", [2, "test_it", None, object()])
 def test_only_tests_can_be_decorated(thing):
-    with pytest.raises(TypeError, match="decorates a test function or a class"):
+    with pytest.raises(TypeError, match="can only decorate a test function or class"):
         require_gpus(1)(thing)
 
 

@@ -68,11 +68,12 @@ class Supervisor:
         self.write(reply)
 
     def _fork_all(self, ranks: Iterable[int], descriptors: list[tuple[int, ...]], rank_main: RankMain) -> Forked:
-        own, pids = (self._control.fileno(), self._handover.fileno()), list[int]()
+        sockets = (self._control.fileno(), self._handover.fileno())
+        pids: list[int] = []
         try:
-            for rank, kept in zip(ranks, descriptors, strict=True):
-                others = chain.from_iterable(group for group in descriptors if group is not kept)
-                pids.append(fork_rank(rank, kept, rank_main, [*own, *others]))
+            for rank, ends in zip(ranks, descriptors, strict=True):
+                others = chain.from_iterable(other for other in descriptors if other is not ends)
+                pids.append(fork_rank(rank, ends, rank_main, [*sockets, *others]))
         except OSError as error:
             for pid in pids:
                 linux.signal_process(pid, signal.SIGKILL)

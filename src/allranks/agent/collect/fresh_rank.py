@@ -36,7 +36,7 @@ class FreshRank:
     request: StartRanks
     rank: int
     connection: int  # file descriptor of the connection to the supervisor
-    board: int  # file descriptor of the call log
+    call_log: int  # file descriptor of the call log
     digests: Mapping[str, str]  # digests of the tests' parameter values, by node id
 
 
@@ -46,7 +46,7 @@ def become_fresh(rank: FreshRank) -> NoReturn:
     file = os.memfd_create("rank")
     linux.write_all(file, encode_line(rank))
     os.lseek(file, 0, os.SEEK_SET)
-    for descriptor in (file, rank.connection, rank.board):
+    for descriptor in (file, rank.connection, rank.call_log):
         os.set_inheritable(descriptor, True)
     os.environ.update(Mark.of_gang(rank.request.gang).environment(rank.rank))
     os.execv(  # noqa: S606 - this process becomes the rank
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     stacks = os.fdopen(evidence.open_end(rank.request.results / f"rank-{rank.rank}.stacks.txt"), "ab")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
-    for descriptor in (rank.connection, rank.board):
+    for descriptor in (rank.connection, rank.call_log):
         os.set_inheritable(descriptor, False)
     gc.disable()
     rank_setup.announce_exits()

@@ -28,9 +28,9 @@ class FreshSession(ServerPlugin):
         super().__init__(rank.start.config, rank.start.folders, failures)
         self._rank = rank
         self._outputs = outputs
-        self._numbers = {nodeid: number for number, nodeid in rank.request.fresh.items()}
+        self._indices = {nodeid: index for index, nodeid in rank.request.fresh.items()}
         self._code = rank.start.folders.code
-        self._files = {self._code / nodeid.partition("::")[0] for nodeid in self._numbers}
+        self._files = {self._code / nodeid.partition("::")[0] for nodeid in self._indices}
 
     def run(self) -> None:
         """Collect, and run as the rank; returns only if that fails."""
@@ -38,7 +38,7 @@ class FreshSession(ServerPlugin):
         with watch_for_sandcastle_skips():
             pytest.main(self.arguments, plugins=[self])
 
-    def _separate(self, config: pytest.Config) -> None:
+    def _separate_paths(self, config: pytest.Config) -> None:
         """Give this rank its own paths; the fork server has already handled ``--cache-clear``."""
         self._paths.replace(config, process_of_rank(self._rank.request.gang, self._rank.rank))
         config.option.cacheclear = False
@@ -78,10 +78,10 @@ class FreshSession(ServerPlugin):
             os.dup2(descriptor, target)
             os.close(descriptor)
         self._paths.make(session.config)
-        assignment = self._assignment(self._rank.request, self._rank.rank, self._rank.connection, self._rank.board)
-        items = {self._numbers[item.nodeid]: item for item in session.items if item.nodeid in self._numbers}
+        assignment = self._assignment(self._rank.request, self._rank.rank, self._rank.connection, self._rank.call_log)
+        items = {self._indices[item.nodeid]: item for item in session.items if item.nodeid in self._indices}
         end_session = partial(_finish, session)
-        self._be_rank(session, replace(assignment, items=items, end_session=end_session))
+        self._run_rank(session, replace(assignment, items=items, end_session=end_session))
 
 
 def _finish(session: pytest.Session, own: int) -> int:

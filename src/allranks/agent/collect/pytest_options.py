@@ -45,7 +45,7 @@ _CACHE_PLUGINS = ("lfplugin", "stepwiseplugin")
 
 
 def cache_arguments(results: Path, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Arguments that set pytest's cache folder; none if `arguments` disable the cache, which removes the option."""
+    """Arguments that set pytest's cache folder; none if `arguments` disable the plugin to which the option belongs."""
     if any(argument in _DISABLED_CACHE for argument in arguments):
         return ()
     return ("-o", f"cache_dir={results / PYTEST_CACHE}")
@@ -162,15 +162,15 @@ def disable_reports(config: pytest.Config) -> list[str]:
 
 _REPORTS = (
     ("xmlpath", "--junitxml", "the run writes junit.xml, and each rank's results are in rank-N.xml"),
-    ("pastebin", "--pastebin", "no test runs in the process that would send it"),
-    ("report_log", "--report-log", "no test runs in the process that would write it"),
+    ("pastebin", "--pastebin", "tests run in other processes than the one that would send it"),
+    ("report_log", "--report-log", "tests run in other processes than the one that would write it"),
     ("htmlpath", "--html", "the run writes report.html"),
 )
 """Each report's name in ``config.option``, its flag, and why it is disabled."""
 
 
 AGENT: Final = Path("agent")
-"""The relative path of the process that collects."""
+"""The relative path of the collecting process's files."""
 
 _PATH_OPTIONS: Final = ("basetemp", "log_file", "debug")
 
@@ -200,11 +200,11 @@ class ProcessPaths:
             self._suffixes[name] = "" if name == "basetemp" else path.suffix
             if process == AGENT:
                 shutil.rmtree(self._roots[name], ignore_errors=True)
-            setattr(config.option, name, str(self._path(name, process)))
+            setattr(config.option, name, str(self._prepared_path(name, process)))
 
-    def take(self, config: pytest.Config, process: Path) -> None:
+    def switch_to(self, config: pytest.Config, process: Path) -> None:
         """Switch to the paths of a rank, in a fork of the process that collected."""
-        paths = {name: self._path(name, process) for name in self._roots}
+        paths = {name: self._prepared_path(name, process) for name in self._roots}
         for name, path in paths.items():
             setattr(config.option, name, str(path))
         factory: Any = getattr(config, "_tmp_path_factory", None)  # not public; None with -p no:tmpdir
@@ -224,8 +224,8 @@ class ProcessPaths:
             with suppress(OSError):  # raised again in a test that uses the folder
                 factory.getbasetemp()
 
-    def _path(self, name: str, process: Path) -> Path:
-        """The path of a process; creates its folder, which pytest does not do for every option."""
+    def _prepared_path(self, name: str, process: Path) -> Path:
+        """The path for a process, after creating its folder, which pytest does not do for every option."""
         path = self._roots[name] / process
         with suppress(OSError):  # pytest reports it
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +244,7 @@ def _user_path(config: pytest.Config, name: str) -> Path | None:
     return path if path.is_file() or path.is_dir() or not path.exists() else None
 
 
-_MODULE: Final = "pytest_rerunfailures"
+_RERUNFAILURES: Final = "pytest_rerunfailures"
 _UNSUPPORTED_RERUN_OPTIONS: Final = {
     "only_rerun": "--only-rerun",
     "rerun_except": "--rerun-except",
@@ -260,11 +260,13 @@ _FLAKY_ARGUMENTS: Final = frozenset({"reruns", "reruns_delay", "condition"})
 
 def _rejected_reruns(config: pytest.Config) -> Iterator[str]:
     """Explain which options of pytest-rerunfailures are unsupported, one message for each."""
+    if _RERUNFAILURES not in sys.modules:
+        return
     for option, flag in _UNSUPPORTED_RERUN_OPTIONS.items():
-        if _MODULE in sys.modules and (getattr(config.option, option, None) or _is_configured(config, option)):
+        if getattr(config.option, option, None) or _is_configured(config, option):
             yield (
-                f"{flag} cannot be used: all ranks rerun a test together, whatever each of them raised. "
-                "Use --reruns without it, @pytest.mark.flaky(reruns=2) on some tests, or `allranks run --reruns`."
+                f"{flag} cannot be used: after a failure of any rank, all ranks rerun the test together. Use --reruns "
+                "without it, @pytest.mark.flaky(reruns=2) on some tests, or `allranks run --reruns`."
             )
 
 
@@ -281,7 +283,7 @@ def with_reruns(item: pytest.Item, options: ItemOptions) -> ItemOptions:
     Raises:
         MarkerError: The marker ``flaky`` has arguments that cannot be used with several ranks, or wrong values.
     """
-    plugin: Any = sys.modules.get(_MODULE)
+    plugin: Any = sys.modules.get(_RERUNFAILURES)
     if plugin is None or not item.config.pluginmanager.is_registered(plugin):
         return options
     marker = item.get_closest_marker("flaky")
@@ -307,7 +309,7 @@ def with_reruns(item: pytest.Item, options: ItemOptions) -> ItemOptions:
 
 def unregister_rerunfailures(config: pytest.Config) -> None:
     """Unregister pytest-rerunfailures, so that no rank reruns a test alone."""
-    plugin = sys.modules.get(_MODULE)
+    plugin = sys.modules.get(_RERUNFAILURES)
     if plugin is not None and config.pluginmanager.is_registered(plugin):
         config.pluginmanager.unregister(plugin)
 
@@ -328,12 +330,14 @@ def configure_hypothesis(items: Iterable[pytest.Item], seed: Callable[[str], int
 
 def _configure(item: pytest.Item, function: Any, seed: int) -> None:  # noqa: ANN401 - Hypothesis adds attributes
     machine = getattr(function, "_hypothesis_state_machine_class", None)
+    seeded: Any
     if machine is None:
+        seeded = function
         function._hypothesis_internal_use_settings = _in_lockstep(function._hypothesis_internal_use_settings)  # noqa: SLF001 - as `settings` does
     else:
+        seeded = machine
         case: Any = getattr(item, "cls", None)
         case.settings = _in_lockstep(case.settings)
-    seeded = function if machine is None else machine
     if (
         getattr(seeded, "_hypothesis_internal_use_seed", None) is None
         and item.config.getoption("--hypothesis-seed", None) is None

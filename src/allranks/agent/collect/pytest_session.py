@@ -105,14 +105,14 @@ class ServerPlugin:
         self._ignored = frozenset(folders.code.resolve() / path for path in config.ignored)
         self._threads = ThreadWatch()
         self._threaded: list[str] = []  # node ids of the collectors that started threads
-        self._lack: tuple[SkipCode, str, int | None] | None = None
+        self._hardware_skip: tuple[SkipCode, str, int | None] | None = None
         self._measurement = Measurement(config, folders)
         self._script_folders = ScriptFolders()
         self._paths = ProcessPaths(config)
-        self._bad_tests = 0
+        self._failed_tests = 0
         self._digests: dict[str, str] = {}
         self._warnings: dict[SuiteWarning, None] = {}
-        self._declared: Sequence[str] = ()
+        self._declared_markers: Sequence[str] = ()
         self.remedy = ""  # advice about the last failed import
         self.has_collected = False
         self.was_rejected = False
@@ -135,10 +135,10 @@ class ServerPlugin:
     def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
         """Give this process its own paths before pytest opens any; the first one is that of ``--debug``."""
         config = yield
-        self._separate(config)
+        self._separate_paths(config)
         return config
 
-    def _separate(self, config: pytest.Config) -> None:
+    def _separate_paths(self, config: pytest.Config) -> None:
         self._paths.replace(config, AGENT)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -163,7 +163,7 @@ class ServerPlugin:
             self.was_rejected = True
             self._supervisor.write(AgentFailed(message=str(error), kind=FailureKind.USAGE))
             raise
-        self._declared = _markers(config)
+        self._declared_markers = _markers(config)
         pass_seed_to_randomly(config, self._config.seed)
         for configure in functions(self._config, "configure"):
             configure(config)
@@ -202,7 +202,7 @@ class ServerPlugin:
         """Shuffle the tests if requested, configure Hypothesis, and mark expected failures and disabled tests."""
         if self._config.shuffle is not None:
             items[:] = shuffled(items, self._config.shuffle)
-            self._supervisor.write(Notice(text=f"Tests ran in the order of --shuffle {self._config.shuffle}."))
+            self._supervisor.write(Notice(text=f"Tests were shuffled (--shuffle {self._config.shuffle})."))
         configure_hypothesis(items, lambda nodeid: seed_of_test(self._config.seed, nodeid))
         try:
             expect_failures(items, self._config, self._folders.code)
@@ -260,32 +260,36 @@ class ServerPlugin:
             return
         if report.skipped:
             self._skipped[report.nodeid] = shorten(skip_reason(report), MESSAGE_LIMIT)
-        self._check_fork_safety(report.nodeid, "Importing it")
+        self._check_fork_safety(report.nodeid, "Importing this file")
 
     def _check_fork_safety(self, nodeid: str, cause: str) -> None:
         """Check that it is safe to fork this process; if not, report the cause."""
         if not self._has_failed and (initializes := cuda_in_this_process()):
-            self._fail(nodeid, f"{cause} {initializes}, so forks of this process could not use CUDA")
+            text = f"{cause} {initializes}. Ranks, which are forks of this process, could then not use CUDA."
+            self._fail(nodeid, text, "Move the call that initializes CUDA into a fixture or a test.")
         threads = self._threads.take()
         if threads.python:
             self._threaded.append(nodeid)
             text = (
-                f"{cause} starts {_threads(threads.python)}, which forks of this process do not have. Therefore, the "
-                f"ranks of {'these' if nodeid else 'all'} tests run in new processes that import their files again. "
-                "Starting threads in a fixture is faster."
+                f"{cause} starts {_named_threads(threads.python)}, which forks of this process do not have. Therefore, "
+                f"the ranks of {'these' if nodeid else 'all'} tests run in new processes that import their files again."
+                " Starting threads in a fixture is faster."
             )
             self._supervisor.write(Notice(nodeid=nodeid, text=text, kind="threads"))
         self._report_threads(nodeid, cause, threads.native)
 
     def _report_threads(self, nodeid: str, cause: str, names: Sequence[str]) -> None:
         if names:
-            text = f"{cause} starts {_threads(names)}, which ranks do not have, because they are forks of this process."
+            text = (
+                f"{cause} starts {_named_threads(names)}, which ranks, as forks of this process, do not have. If a "
+                "test needs that, start it in a fixture."
+            )
             self._supervisor.write(Notice(nodeid=nodeid, text=text, kind="threads"))
 
     def _report_ignored_timeouts(self, session: pytest.Session) -> None:
         """Warn about ``timeout`` markers without effect: no plugin or conftest file has registered the marker."""
         limited = [item.nodeid for item in session.items if item.get_closest_marker(_TIMEOUT_MARKER) is not None]
-        if limited and _markers(session.config).count(_TIMEOUT_MARKER) <= self._declared.count(_TIMEOUT_MARKER):
+        if limited and _markers(session.config).count(_TIMEOUT_MARKER) <= self._declared_markers.count(_TIMEOUT_MARKER):
             which = "this test" if len(limited) == 1 else f"this test and {len(limited) - 1} more"
             text = (
                 f"The marker {_TIMEOUT_MARKER} of {which} has no effect, because pytest-timeout is not installed in "
@@ -293,10 +297,10 @@ class ServerPlugin:
             )
             self._supervisor.write(Notice(nodeid=limited[0], text=text, kind="pytest"))
 
-    def _fail(self, nodeid: str, text: str) -> None:
+    def _fail(self, nodeid: str, text: str, remedy: str = "") -> None:
         """Report an error because of which no test runs."""
         self._has_failed = True
-        self._report_failure(nodeid, text)
+        self._report_failure(nodeid, text, remedy)
 
     def _report_failure(self, nodeid: str, text: str, remedy: str = "") -> None:
         self._supervisor.write(CollectionFailed(nodeid=nodeid, text=shorten(text), remedy=remedy))
@@ -312,7 +316,7 @@ class ServerPlugin:
         self.has_collected = True
         self._script_folders.find_conflicts()
         # Checked only now, because plugins and conftest files may change which devices are visible.
-        self._lack = missing_hardware(self._config)
+        self._hardware_skip = missing_hardware(self._config)
         self._check_fork_safety("", _BY_HOOK)
         self._digests = digests(session.items)
         self._report_collection()
@@ -336,7 +340,7 @@ class ServerPlugin:
                 maxfail=session.config.getvalue("maxfail") or 0,
                 is_collected_only=is_collected_only,
                 prints_live=self._prints_at_once(session),
-                missing_hardware=self._lack[1] if self._lack else "",
+                missing_hardware=self._hardware_skip[1] if self._hardware_skip else "",
                 ignores_collection_errors=not self._has_failed,
                 measures_coverage=self._measurement.is_requested,
                 python=platform.python_version(),
@@ -352,7 +356,7 @@ class ServerPlugin:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
         """Report coverage that is too low, and store pytest's exit status before other hooks change it."""
         self.own_status = int(exitstatus)
-        if too_low := self._measurement.verdict(session, self._bad_tests):
+        if too_low := self._measurement.verdict(session, self._failed_tests):
             self._supervisor.write(AgentFailed(message=too_low, kind=FailureKind.GATE))
         yield
 
@@ -395,7 +399,7 @@ class ServerPlugin:
             request = self._supervisor.next_request()
             if isinstance(request, Finish):
                 failed = {test.nodeid: test.is_bad for test in request.tests}
-                session.testsfailed = self._bad_tests = sum(failed.values()) + self._uncollected
+                session.testsfailed = self._failed_tests = sum(failed.values()) + self._uncollected
                 save_outcomes(session.config, session.items, failed)
                 _unregister_installed_plugins(session.config)
                 return
@@ -412,7 +416,7 @@ class ServerPlugin:
             installed_skips()
         random_state = random.getstate()
 
-        def be_rank(number: int, connection: int, board: int) -> NoReturn:
+        def rank_main(number: int, connection: int, call_log: int) -> NoReturn:
             if request.fresh:
                 become_fresh(
                     FreshRank(
@@ -420,29 +424,29 @@ class ServerPlugin:
                         request=request,
                         rank=number,
                         connection=connection,
-                        board=board,
+                        call_log=call_log,
                         digests={test: self._digests[test] for test in request.fresh.values()},
                     )
                 )
             random.setstate(random_state)  # Python reseeds it in every fork
-            self._paths.take(session.config, process_of_rank(request.gang, number))
-            self._be_rank(session, self._assignment(request, number, connection, board))
+            self._paths.switch_to(session.config, process_of_rank(request.gang, number))
+            self._run_rank(session, self._assignment(request, number, connection, call_log))
 
-        self._supervisor.start_ranks(request.ranks, be_rank)
+        self._supervisor.start_ranks(request.ranks, rank_main)
 
-    def _assignment(self, request: StartRanks, rank: int, connection: int, board: int) -> Assignment:
+    def _assignment(self, request: StartRanks, rank: int, connection: int, call_log: int) -> Assignment:
         return Assignment(
             config=self._config,
             rank=rank,
-            request=replace(request, url=None) if self._lack else request,
-            hardware_skip=self._lack,
+            request=replace(request, url=None) if self._hardware_skip else request,
+            hardware_skip=self._hardware_skip,
             shared=self._folders.of_gang(request.gang),
             connection=connection,
-            board=board,
+            call_log=call_log,
             supervisor=self._supervisor.pid,
         )
 
-    def _be_rank(self, session: pytest.Session, assignment: Assignment) -> NoReturn:
+    def _run_rank(self, session: pytest.Session, assignment: Assignment) -> NoReturn:
         if assignment.request.launches:
             run_launcher(session, assignment, prints_at_once=self._prints_at_once(session))
         run_rank(session, assignment)
@@ -516,7 +520,7 @@ def _relative(file: str, folder: Path) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
 
 
-def _threads(names: Sequence[str]) -> str:
+def _named_threads(names: Sequence[str]) -> str:
     return f"the thread {names[0]}" if len(names) == 1 else f"the threads {', '.join(names)}"
 
 

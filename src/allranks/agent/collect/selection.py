@@ -92,8 +92,8 @@ def unit_key(item: "pytest.Item", options: ItemOptions) -> Hashable:
 def expected_seconds(names: Sequence[str], known: Mapping[str, float]) -> list[float]:
     """The expected duration of each test: its known duration, or the median of all known ones."""
     # Not `statistics.median`: neither torch nor pytest imports `statistics`, so it would take extra time in each agent.
-    usual = sorted(known.values())[len(known) // 2] if known else UNKNOWN_SECONDS
-    return [known.get(name, usual) for name in names]
+    median = sorted(known.values())[len(known) // 2] if known else UNKNOWN_SECONDS
+    return [known.get(name, median) for name in names]
 
 
 def units(keys: Sequence[Hashable], seconds: Sequence[float], names: Sequence[str]) -> list[Unit]:

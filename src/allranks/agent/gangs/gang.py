@@ -395,7 +395,7 @@ class _Clock:
         self._start()
 
     def _start(self) -> None:
-        self._deadline = self._last = clock.monotonic() + self._limit.seconds
+        self._deadline = self._limit_end = clock.monotonic() + self._limit.seconds
         self.reason = f"not finished after {self._limit.words(self._deadlines.during)}"
 
     def pause(self, rank: int, *, is_debugged: bool) -> None:
@@ -430,8 +430,8 @@ class _Clock:
     @property
     def is_about_a_skip(self) -> bool:
         """Whether the time is up only because a rank has skipped."""
-        return self._has_skipped and not self._has_failed and clock.monotonic() < self._last
+        return self._has_skipped and not self._has_failed and clock.monotonic() < self._limit_end
 
     def extend(self) -> None:
         """Extend the time of the peers of a rank that skipped."""
-        self._deadline = min(self._last, clock.monotonic() + (self._deadlines.skip or 0.0))
+        self._deadline = min(self._limit_end, clock.monotonic() + (self._deadlines.skip or 0.0))

@@ -128,7 +128,7 @@ class RankProcess:
 
     def peek_output(self) -> Output:
         """Return the output since the last :meth:`take_output`, without taking it."""
-        return Output(stdout=self.stdout.glance(), stderr=self.stderr.glance())
+        return Output(stdout=self.stdout.peek(), stderr=self.stderr.peek())
 
     def take_output(self) -> Output:
         """Return the output since the last call."""
@@ -220,7 +220,7 @@ def fork_ranks(numbers: Iterable[int], rank_main: RankMain, echo: Echo | None = 
                     *(descriptor for rank in ranks for descriptor in rank.descriptors),
                 ]
                 pid = fork_rank(number, connections.rank_ends, rank_main, inherited)
-                undo.callback(_end, pid)
+                undo.callback(_kill, pid)
                 ranks.append(connections.process(pid, os.pidfd_open(pid)))
                 undo.pop_all()
     except BaseException:
@@ -230,7 +230,7 @@ def fork_ranks(numbers: Iterable[int], rank_main: RankMain, echo: Echo | None = 
     return ranks
 
 
-def _end(pid: int) -> None:
+def _kill(pid: int) -> None:
     linux.signal_process(pid, signal.SIGKILL)
     linux.reap(pid, REAP_TIMEOUT)
 
@@ -586,12 +586,12 @@ class LocalRanks:
         # A rank may continue to the end of its test as soon as it has written its stacks.
         phases = {rank: read_phase(self._processes[rank].call_log) for rank in ranks}
         waits = {rank: read_wait(self._processes[rank].call_log) for rank in ranks}
-        stopped = {rank for rank, state in before.items() if state in ("T", "t")}
+        suspended = {rank for rank, state in before.items() if state in ("T", "t")}
         # A rank takes up to a second to write its recording: request it first, and wait for it last.
         recordings = self._recorder.request(pids) if self._recorder else []
-        for rank in set(pids) - stopped:
+        for rank in set(pids) - suspended:
             self._processes[rank].signal(STACKS_SIGNAL)
-        stacks = dump_stacks(pids, stopped, {rank: self._stacks[rank] for rank in pids}, self._code)
+        stacks = dump_stacks(pids, suspended, {rank: self._stacks[rank] for rank in pids}, self._code)
         if self._recorder:
             self._recorder.wait(recordings)
         blocked = {
@@ -620,13 +620,13 @@ class LocalRanks:
 
     def _inspect_children(self, number: int, deadline: float) -> Sequence[ChildHang]:
         rank, file = self._processes[number], self._stacks[number]
-        events = children_folder(self._shared, number) if self._shared else None
+        folder = children_folder(self._shared, number) if self._shared else None
         parent = ParentRank(
             number=number,
             pid=rank.pid,
-            names=labels_of_children(events, number) if events else {},
+            names=labels_of_children(folder, number) if folder else {},
             stacks=file,
-            read_stderr=rank.stderr.glance,
+            read_stderr=rank.stderr.peek,
             pipes=frozenset(os.fstat(stream.descriptor).st_ino for stream in (rank.stdout, rank.stderr)),
             code=self._code,
         )

@@ -47,7 +47,7 @@ def _by_forks(launch: Callable[..., None]) -> Callable[..., None]:
             return
         with hold_port() as held:
             port = held.getsockname()[1]
-        work = functools.partial(_be_rank, self, (num_procs, port, *arguments))
+        work = functools.partial(_run_rank, self, (num_procs, port, *arguments))
         context = getattr(self, "allranks_launch_context", None) or _UnderPytest()
         with ExitStack() as resources:
             OwnRanks(self, context, num_procs, work, resources.callback).join(ExpectedExits())
@@ -55,7 +55,7 @@ def _by_forks(launch: Callable[..., None]) -> Callable[..., None]:
     return launch_forks
 
 
-def _be_rank(case: Any, arguments: tuple[object, ...], launched: LaunchedRank, options: RankOptions) -> int:  # noqa: ANN401
+def _run_rank(case: Any, arguments: tuple[object, ...], launched: LaunchedRank, options: RankOptions) -> int:  # noqa: ANN401
     """Run in a fork: do what a worker does for the test or fixture."""
     # In a worker, these variables exist only if the class sets them.
     forget_rank()

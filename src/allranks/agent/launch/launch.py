@@ -24,7 +24,7 @@ from allranks.agent.gangs.local_ranks import (
     stack_files,
 )
 from allranks.agent.job_end import JobEnd
-from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions, RankSpec, be_launched_rank
+from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions, RankSpec, run_launched_rank
 from allranks.agent.orphans import KilledOrphan, Mark
 from allranks.agent.output import Output
 from allranks.agent.rank.imports import preload
@@ -178,16 +178,16 @@ def _as_consequence(aborted: Step) -> Step:
 def _start_ranks(services: LaunchServices, world_size: int, work: Callable[[LaunchedRank], int]) -> "LaunchedRanks":
     mark, parent = Mark.of_launch(), os.getpid()
 
-    def rank_main(rank: int, connection: int, board: int) -> NoReturn:
+    def rank_main(rank: int, connection: int, call_log: int) -> NoReturn:
         spec = RankSpec(
             rank=rank,
             world_size=world_size,
             results=services.results,
             connection=connection,
-            board=board,
+            call_log=call_log,
             parent=parent,
         )
-        be_launched_rank(spec, work, mark.environment(rank))
+        run_launched_rank(spec, work, mark.environment(rank))
 
     flush_output()
     stacks = stack_files(services.results, range(world_size))
@@ -204,7 +204,7 @@ class LaunchedRanks(LocalRanks):
     def __init__(
         self, processes: Sequence[RankProcess], services: LaunchServices, mark: Mark, stacks: Mapping[int, StackFile]
     ) -> None:
-        super().__init__(processes, services.results, self._left_by, stacks=stacks, mark=mark, code=services.code)
+        super().__init__(processes, services.results, self._left_behind, stacks=stacks, mark=mark, code=services.code)
         self._own_mark = mark
         self.nodeid = ""
         self.expects_exit: ExpectsExit = expect_no_exit
@@ -249,7 +249,7 @@ class LaunchedRanks(LocalRanks):
         self.expected_exits[rank_exit.rank] = rank_exit.status
         return True
 
-    def _left_by(self, pids: Collection[int]) -> Collection[int]:
+    def _left_behind(self, pids: Collection[int]) -> Collection[int]:
         """Processes that the ranks left behind, without other children of this process that the test started."""
         return [pid for pid in linux.children() - set(pids) if self._own_mark.covers(pid, pids)]
 

@@ -25,6 +25,11 @@ from allranks.agent.rank.reports import CodedSkip, failed_before, skip_with_code
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 from allranks.protocol.tracebacks import headline
 
+_PACKAGE = Path(__file__).parents[2]  # allranks
+
+_NO_TEST = ""
+"""The node id in reports of the setup before the first test, and of the teardown after the last."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
@@ -42,7 +47,7 @@ class RankSpec:
     world_size: int
     results: Path
     connection: int  # file descriptor of the connection to the launching process
-    board: int  # file descriptor of the call log
+    call_log: int  # file descriptor of the call log
     parent: int  # process id of the launching process
 
 
@@ -55,10 +60,10 @@ class LaunchedRank:
         self._connection = RankEnd(spec.connection)
         self._running: RankOptions | None = None
         self._began = 0.0
-        self._reported: Exception | None = None
+        self._reported_error: Exception | None = None
         self._wait: Wait | None = None
         self._imports = ImportWatch()
-        self._calls = CallCounter(CallLog(map_log(spec.board)), spec.world_size)
+        self._calls = CallCounter(CallLog(map_log(spec.call_log)), spec.world_size)
         rank_setup.announce_to(self._connection)
         debugging.set_rank(spec.rank)
 
@@ -66,13 +71,13 @@ class LaunchedRank:
         """Run the setup before the first test, and report its errors; returns whether it passed."""
         phase, error = _attempt("setup", body, self._note)
         if phase.outcome is not Outcome.PASSED:
-            self._report("", phase, error)
-        self._conclude("", phase)
+            self._report(_NO_TEST, phase, error)
+        self._conclude(_NO_TEST, phase)
         return phase.outcome is Outcome.PASSED
 
     def run(self, options: RankOptions, body: Callable[[], object], when: str = "call") -> Outcome:
         """Run one test, or a fixture (``when="setup"``), and report its outcome."""
-        self._running, self._reported, self._began = options, None, monotonic()
+        self._running, self._reported_error, self._began = options, None, monotonic()
         self._calls.begin()
         rank_setup.set_running_test(options.nodeid)
         if when == "call":
@@ -81,7 +86,8 @@ class LaunchedRank:
         os.environ["ALLRANKS_SEED"] = str(options.seed)
         seed_everything(options.seed)
         phase, error = _attempt(when, body, self._note)
-        if error is None or error is not self._reported:
+        is_reported = error is not None and error is self._reported_error
+        if not is_reported:
             self._report(options.nodeid, phase, error)
         self._conclude(options.nodeid, phase)
         return phase.outcome
@@ -90,9 +96,9 @@ class LaunchedRank:
         """Report that the running test has failed, before it cleans up."""
         if self._running is None:
             return
-        self._reported = error
+        self._reported_error = error
         self._note(error)
-        phase = _ended_by(error, "call", monotonic() - self._began)
+        phase = _phase_ended_by(error, "call", monotonic() - self._began)
         flush_output()
         self._report(self._running.nodeid, phase, error)
 
@@ -100,8 +106,8 @@ class LaunchedRank:
         """Run the teardown after the last test, and report its errors."""
         phase, error = _attempt("teardown", body, self._note)
         if phase.outcome.is_bad:
-            self._report("", phase, error)
-        self._conclude("", phase)
+            self._report(_NO_TEST, phase, error)
+        self._conclude(_NO_TEST, phase)
 
     def commands(self) -> Iterator[Command]:
         """The commands of the launching process, as they arrive."""
@@ -113,7 +119,8 @@ class LaunchedRank:
         self._wait = self._calls.wait_of_failure(error)
 
     def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
-        wait, self._wait = waited_for(error, self._wait), None
+        wait = waited_for(error, self._wait)
+        self._wait = None
         had_failed = wait is not None and failed_before(error) is not None
         self._connection.send(PhasesEnded(nodeid=nodeid, phases=(phase,), waits_for=wait, had_failed=had_failed))
 
@@ -137,7 +144,7 @@ def destroy_group() -> None:
         dist.destroy_process_group()
 
 
-def be_launched_rank(spec: RankSpec, work: Callable[[LaunchedRank], int], variables: Mapping[str, str]) -> NoReturn:
+def run_launched_rank(spec: RankSpec, work: Callable[[LaunchedRank], int], variables: Mapping[str, str]) -> NoReturn:
     """Run as a rank until `work` is done. Never returns: the fork must not run the launching process's code."""
 
     def work_in_fork() -> int:
@@ -166,28 +173,18 @@ def _attempt(
         body()
     except BaseException as error:  # noqa: BLE001 - every exception is a result
         note(error)
-        phase = _ended_by(error, when, monotonic() - began)
+        phase = _phase_ended_by(error, when, monotonic() - began)
         if phase.outcome.is_bad:
             debugging.post_mortem(error)
         return phase, error
     return Phase(when=when, outcome=Outcome.PASSED, duration=monotonic() - began), None
 
 
-def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
+def _phase_ended_by(error: BaseException, when: str, duration: float) -> Phase:
     """The phase that ended with this exception."""
     skip = None if when == "teardown" else _skip_of(error)
     if skip is not None:
-        kind, code, reason, gpus = skip
-        return Phase(
-            when=when,
-            outcome=Outcome.SKIPPED,
-            duration=duration,
-            message=shorten(reason, MESSAGE_LIMIT),
-            text=shorten(reason),
-            skip_kind=kind,
-            skip_code=code,
-            gpus_needed=gpus,
-        )
+        return skip.phase(when, duration)
     info = pytest.ExceptionInfo.from_exception(error)
     return Phase(
         when=when,
@@ -202,7 +199,7 @@ def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
 def _test_frames(info: pytest.ExceptionInfo[BaseException]) -> Traceback:
     """The traceback without frames of allranks and unittest; the full traceback if it has no others."""
     frames = info.traceback.filter(
-        lambda frame: "/allranks/" not in str(frame.path) and "__unittest" not in frame.frame.f_globals
+        lambda frame: _PACKAGE not in Path(frame.path).parents and "__unittest" not in frame.frame.f_globals
     )
     return frames or info.traceback
 

@@ -49,10 +49,10 @@ def run_launcher(session: pytest.Session, assignment: Assignment, *, prints_at_o
     supervisor = _SupervisorConnection(assignment.connection)
     context = AgentLaunchContext(session, assignment, supervisor, prints_at_once=prints_at_once)
     for item in filter(is_launcher, session.items):
-        # Set it on the adapted base class, so that classes of fixtures have it, too.
+        # Set on the base class, so that other test classes that fixtures use have it, too.
         base: Any = next(base for base in item.cls.__mro__ if "allranks_launcher" in vars(base))  # type: ignore[attr-defined]
         base.allranks_launch_context = context
-    session.config.pluginmanager.register(_RepeatDetector(supervisor), "allranks-launcher")
+    session.config.pluginmanager.register(_LauncherReports(supervisor), "allranks-launcher")
     own = replace(assignment.request, results=driver_folder(assignment.request.results), url=None)
     run_rank(session, replace(assignment, request=own))
 
@@ -65,6 +65,7 @@ class _SupervisorConnection:
         self.nodeid = ""
 
     def write(self, record: Record) -> None:
+        """Forward the outcome of a rank; the supervisor needs no other record."""
         if isinstance(record, Passed | RankEnded):
             self.send(LaunchedEnd(nodeid=self.nodeid, end=record))
 
@@ -125,7 +126,7 @@ class AgentLaunchContext:
         return RankOptions(nodeid=nodeid, seed=seed_of_test(self._config.seed, nodeid))
 
 
-class _RepeatDetector:
+class _LauncherReports:
     """A pytest plugin that separates the launcher's own errors from those that its ranks have reported."""
 
     def __init__(self, supervisor: _SupervisorConnection) -> None:
@@ -145,30 +146,30 @@ class _RepeatDetector:
         # pytest reads the exception of a unittest case from here.
         info = next(iter(getattr(item, "_excinfo", None) or ()), call.excinfo)
         if info is not None:
-            _compare_raised(item, info.value)
+            _apply_xfail_raises(item, info.value)
         report = yield
         if has_thread_ranks(item):
             self._supervisor.send(SharesOutcome(nodeid=item.nodeid))
-        # If both a unittest test and its tearDown raise, pytest shows the first error only.
-        hidden = [info.value for info in getattr(item, "_excinfo", None) or ()]
         if call.excinfo is not None and getattr(call.excinfo.value, REPEATS_RANKS_ATTRIBUTE, False):
             self._supervisor.send(RepeatsRanks(nodeid=item.nodeid, when=call.when))
-        for error in hidden:
-            if not getattr(error, REPEATS_RANKS_ATTRIBUTE, False):
-                self._supervisor.send(HiddenError(nodeid=item.nodeid, phase=_hidden(error)))
+        # If both a unittest test and its tearDown raise, pytest shows the first error only, and removes it here.
+        for hidden in getattr(item, "_excinfo", None) or ():
+            if not getattr(hidden.value, REPEATS_RANKS_ATTRIBUTE, False):
+                self._supervisor.send(HiddenError(nodeid=item.nodeid, phase=_phase_of_hidden(hidden.value)))
         return report
 
 
-def _compare_raised(item: pytest.Item, error: BaseException) -> None:
+def _apply_xfail_raises(item: pytest.Item, error: BaseException) -> None:
     """Apply ``xfail(raises=...)`` to the exception of the rank, rather than to :class:`RankFailureError`."""
     expected = item.stash.get(xfailed_key, None)
     if expected is not None and isinstance(error, RankFailureError) and isinstance(expected.raises, type | tuple):
         kinds = expected.raises if isinstance(expected.raises, tuple) else (expected.raises,)
         is_expected = any(kind.__name__ in error.raised for kind in kinds)
+        # None expects any exception, and () none.
         item.stash[xfailed_key] = replace(expected, raises=None if is_expected else ())
 
 
-def _hidden(error: BaseException) -> Phase:
+def _phase_of_hidden(error: BaseException) -> Phase:
     info = pytest.ExceptionInfo.from_exception(error)
     return Phase(
         when="teardown",

@@ -23,7 +23,6 @@ from allranks.protocol.skip_codes import is_success
 REPEATS_RANKS_ATTRIBUTE = "allranks_repeats_ranks"
 """True on exceptions of the launching process that only repeat what ranks have reported."""
 
-
 _BELOW_THE_TEST = ("/allranks/testing/process_cases.py", "/allranks/agent/")
 
 
@@ -226,7 +225,7 @@ class KeptRanks:
             self.file = resources.enter_context(rendezvous_file())
             self._services = resources.enter_context(context.services())
             options = context.launch_options(case)
-            self._launch = Launch(self._services, world_size, lambda launched: self._live(case, launched), options)
+            self._launch = Launch(self._services, world_size, lambda launched: self._run_rank(case, launched), options)
             resources.callback(self._launch.close)
             self._raise_for(self._launch.start(), options)
             self._resources = resources.pop_all()
@@ -252,7 +251,7 @@ class KeptRanks:
         __tracebackhide__ = True
         raise_for(step, may_disagree=options.may_disagree)
 
-    def _live(self, first: unittest.TestCase, launched: LaunchedRank) -> int:
+    def _run_rank(self, first: unittest.TestCase, launched: LaunchedRank) -> int:
         """Run in a fork: create the process group, run tests on command, and exit; returns the exit status."""
         if not launched.start(lambda: self._callbacks.join(launched, self.file)):
             return 1
@@ -265,7 +264,7 @@ class KeptRanks:
         return 1
 
 
-def live_ranks_of(cls: type[unittest.TestCase]) -> KeptRanks | None:
+def running_ranks_of(cls: type[unittest.TestCase]) -> KeptRanks | None:
     """The running ranks of a class; ranks are not shared with base classes."""
     ranks: KeptRanks | None = vars(cls).get(RANKS_ATTRIBUTE)
     return ranks
@@ -289,7 +288,7 @@ def run_in_kept_ranks(ranks: KeptRanks, case: unittest.TestCase) -> None:
 
 def end_ranks_of(cls: type[unittest.TestCase]) -> None:
     """Make the ranks of a class exit, if it has any, and raise any error of this."""
-    ranks = live_ranks_of(cls)
+    ranks = running_ranks_of(cls)
     if ranks is not None:
         delattr(cls, RANKS_ATTRIBUTE)
         ranks.end()

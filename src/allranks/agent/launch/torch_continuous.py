@@ -24,8 +24,8 @@ from allranks.agent.launch.own_ranks import (
     KeptRanks,
     RankCallbacks,
     end_ranks_of,
-    live_ranks_of,
     run_in_kept_ranks,
+    running_ranks_of,
 )
 from allranks.agent.launch.torch_processes import check_world, launch_context_of, warn_of_cuda
 from allranks.protocol.skip_codes import multi_gpu
@@ -90,7 +90,7 @@ def _runs_torchs_loop(cls: Any, loop: object) -> bool:  # noqa: ANN401 - as abov
 def _ranks_of(case: unittest.TestCase, callbacks: RankCallbacks) -> KeptRanks:
     """The running ranks of the class; starts new ones before the first test and after a failed test."""
     cls: Any = type(case)
-    ranks = live_ranks_of(cls)
+    ranks = running_ranks_of(cls)
     if ranks is None:
         ranks = KeptRanks(case, launch_context_of(case), int(cls.world_size), callbacks)
         setattr(cls, RANKS_ATTRIBUTE, ranks)

@@ -174,7 +174,7 @@ def _silent(log: logging.Logger) -> Iterator[None]:
 
 def _fork(case: Any, handles: list[RankHandle]) -> None:  # noqa: ANN401 - as above
     """Start the ranks that torch has prepared."""
-    ranks = OwnRanks(case, launch_context_of(case), len(handles), partial(_be_rank, handles), case.addCleanup)
+    ranks = OwnRanks(case, launch_context_of(case), len(handles), partial(_run_rank, handles), case.addCleanup)
     # torch maps process ids to pipes, and the process ids are only known after the fork.
     pipes = [case.pid_to_pipe.pop(handle.pid) for handle in handles]
     for handle, pipe in zip(handles, pipes, strict=True):
@@ -203,7 +203,7 @@ def _check_as_the_class_does(case: Any, check: Any, fn: Callable[[], object], el
     case._check_return_codes(*(arguments[name] for name in inspect.signature(check).parameters if name in arguments))  # noqa: SLF001
 
 
-def _be_rank(handles: list[RankHandle], launched: LaunchedRank, options: RankOptions) -> int:
+def _run_rank(handles: list[RankHandle], launched: LaunchedRank, options: RankOptions) -> int:
     """Run in a fork: run the target that torch prepared for a process."""
     # torch's ranks do not have these variables, and one of torch's tests checks that ``env://`` reports them missing.
     forget_rank()
@@ -218,7 +218,7 @@ def _run(handle: RankHandle) -> None:
         ended = exit_
     else:
         return
-    _end_as(ended)
+    _end_as(ended)  # not in the except block: an exception raised there would have the exit as its context
 
 
 def _end_as(exit_: SystemExit) -> None:

@@ -1,7 +1,8 @@
 """Side effects of importing a suite: threads, pools, log handlers, and modules that ranks import late.
 
-A Python thread was started by the suite itself and would be missing in all ranks, so it is an error. A native thread
-belongs to the pool of a library. Such libraries handle forks themselves (OpenMP, OpenBLAS, gRPC), so it is a notice.
+A Python thread was started by the suite itself and would be missing in all forks, so its ranks run in new processes. A
+native thread belongs to the pool of a library. Such libraries handle forks themselves (OpenMP, OpenBLAS, gRPC), so it
+is only a notice.
 With ``OMP_NUM_THREADS=1`` and ``OPENBLAS_NUM_THREADS=1``, which the agent sets, torch 2.13, NumPy 2.4, Hypothesis,
 pytest and its plugins start no thread during import.
 
@@ -33,7 +34,7 @@ class NewThreads:
 
 
 class ThreadWatch:
-    """Reports the threads that were started since the last call."""
+    """Reports the threads that were started since the last :meth:`take`."""
 
     def __init__(self) -> None:
         self._known: set[int] = set()
@@ -42,19 +43,19 @@ class ThreadWatch:
     def take(self) -> NewThreads:
         """The new threads, each of which is reported once."""
         python = {thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id is not None}
-        new = [number for number in map(int, _names(_TASKS)) if number not in self._known]
+        new = [number for number in _thread_ids() if number not in self._known]
         self._known.update(new)
         return NewThreads(
             python=tuple(python[number] for number in new if number in python),
-            native=tuple(_name(number) for number in new if number not in python),
+            native=tuple(_thread_name(number) for number in new if number not in python),
         )
 
 
-def _names(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir())
+def _thread_ids() -> list[int]:
+    return sorted(int(entry.name) for entry in _TASKS.iterdir())
 
 
-def _name(number: int) -> str:
+def _thread_name(number: int) -> str:
     try:
         return (_TASKS / str(number) / "comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -89,7 +90,7 @@ def _stream_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
                 yield handler
 
 
-_PACKAGES = frozenset({"torch", "numpy", "sympy", "mpmath"})
+_FORK_SAFE_PACKAGES = frozenset({"torch", "numpy", "sympy", "mpmath"})
 """Packages whose import starts no thread and uses no device, so that forking is still safe."""
 
 _LONGEST_REPORT = 32_000
@@ -116,14 +117,14 @@ class ImportWatch:
         # Limited, in case the last known module was removed.
         late = list(itertools.islice(newest_first, max(0, len(sys.modules) - self._count)))
         self._mark()
-        names = [name for name in reversed(late) if name.partition(".")[0] in _PACKAGES]
-        sizes = itertools.accumulate(len(name) + 4 for name in names)
+        names = [name for name in reversed(late) if name.partition(".")[0] in _FORK_SAFE_PACKAGES]
+        sizes = itertools.accumulate(len(name) + 4 for name in names)  # with quotes, comma and space
         return tuple(name for name, size in zip(names, sizes, strict=True) if size <= _LONGEST_REPORT)
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules of these packages; a rank that needs a module gets the error if this fails."""
+    """Import those modules that are safe to fork; a rank that needs one that fails gets the error."""
     for name in names:
-        if name not in sys.modules and name.partition(".")[0] in _PACKAGES:
+        if name not in sys.modules and name.partition(".")[0] in _FORK_SAFE_PACKAGES:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)

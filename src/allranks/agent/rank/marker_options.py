@@ -98,7 +98,7 @@ def plugin_limit(item: pytest.Item) -> TimeLimit | None:
 
 
 def _launcher_options(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
-    """The options of a multi-process test: it gets its own launcher, unless it starts none or its class reuses them."""
+    """The options of a multi-process test: it shares a launcher if it starts no processes, or its class keeps them."""
     is_skipped, group = _is_skipped(item), _test_group(item, config)
     key: tuple[str, ...] = (str(index),)
     if getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False):

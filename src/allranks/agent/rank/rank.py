@@ -74,7 +74,7 @@ class Assignment:
     hardware_skip: tuple[SkipCode, str, int | None] | None
     shared: Path  # the folder that the ranks of the gang share
     connection: int  # descriptor of the rank's end of its connection
-    board: int  # descriptor of its call log
+    call_log: int  # descriptor of its call log
     supervisor: int  # process id of the supervisor
     # The tests by their index in the job, if the rank has not collected all of them.
     items: Mapping[int, pytest.Item] | None = None
@@ -151,14 +151,13 @@ class _Rank:
         self._phases: list[Phase] = []
         self._unreported: list[Phase] = []
         self._phase_began = monotonic()
-        self._is_condemned = False
         self._has_exited = False
-        self._errors: dict[str, BaseException] = {}
+        self._errors: dict[str, BaseException] = {}  # by phase
         self._wait: Wait | None = None
-        self._last: pytest.Item | None = None
+        self._last_item: pytest.Item | None = None
         self._imports = ImportWatch()
         self._disk_use = DiskUse(assignment.request.results, assignment.shared, Path(tempfile.gettempdir()))
-        self._call_log = CallLog(map_log(assignment.board))
+        self._call_log = CallLog(map_log(assignment.call_log))
         own_world = assignment.config.world_size if assignment.request.url is None else None
         self._calls = CallCounter(self._call_log, own_world)
         session.config.pluginmanager.register(self, "allranks-rank")
@@ -175,7 +174,7 @@ class _Rank:
         self._initial_state = InitialState()
         while (command := self._connection.command()) is not None:
             if isinstance(command, End):
-                self._send(self._end(command))
+                self._send(self._end())
                 if not command.is_condemned:
                     self._connection.command()
                 end_session = self._assignment.end_session
@@ -234,7 +233,7 @@ class _Rank:
         if item is None or item.nodeid != command.nodeid:
             self._add_phase(changed_collection(command.nodeid, item), None)
             return self._conclude()
-        self._last = item
+        self._last_item = item
         self._enter_folder(item.path)
         following = next_item(self._items, command.index, command.following)
         os.environ["ALLRANKS_SEED"] = str(command.seed)
@@ -263,10 +262,10 @@ class _Rank:
     def _children(self) -> Sequence[ChildProcess]:
         """The processes that the test has started and that failed."""
         child_observer.note_ends()
-        return read_children(self._events, self._inherited_rank) if child_observer.has_events() else ()
+        return read_children(self._children_folder, self._inherited_rank) if child_observer.has_events() else ()
 
     @property
-    def _events(self) -> Path:
+    def _children_folder(self) -> Path:
         return children_folder(self._assignment.shared, self._assignment.rank)
 
     @property
@@ -306,7 +305,7 @@ class _Rank:
         """Add the child processes that failed to a failed phase, starting with the primary failure."""
         children = self._children()
         if is_from_a_worker(error):
-            workers = workers_that_raised(self._events, self._inherited_rank)
+            workers = workers_that_raised(self._children_folder, self._inherited_rank)
             pids = {child.pid for child in workers}
             children = [*(child for child in children if child.pid not in pids), *workers]
         first = primary(children)
@@ -335,8 +334,9 @@ class _Rank:
 
     def _conclude(self) -> StepEnded:
         deciding = overall(self._phases)
-        is_alone = self._assignment.config.ranks == 1 or (self._last is not None and has_thread_ranks(self._last))
-        keeping = {Outcome.SKIPPED, Outcome.XFAILED} if is_alone else {Outcome.SKIPPED}
+        item = self._last_item
+        is_alone = self._assignment.config.ranks == 1 or (item is not None and has_thread_ranks(item))
+        harmless = {Outcome.SKIPPED, Outcome.XFAILED} if is_alone else {Outcome.SKIPPED}
         restored, left = self._initial_state.restore()
         self._calls.settle()
         if is_alone:
@@ -345,17 +345,16 @@ class _Rank:
         return StepEnded(
             nodeid=self._nodeid,
             phases=self._take_unreported(),
-            early_skip=deciding.outcome in keeping and (deciding.when == "setup" or is_alone),
+            early_skip=deciding.outcome in harmless and (deciding.when == "setup" or is_alone),
             restored=tuple(restored),
             left=tuple(left),
             has_exited=self._has_exited,
             skipped_subtests=self._subtests.skipped,
         )
 
-    def _end(self, command: End) -> StepEnded:
+    def _end(self) -> StepEnded:
         """Tear down the gang's remaining fixtures, as part of the last test that ran, and destroy the process group."""
         self._begin_step("")
-        self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
         self._leave()
         save_coverage()
@@ -364,10 +363,10 @@ class _Rank:
 
     def _tear_down_fixtures(self) -> None:
         """Tear down fixtures with wider scopes, which remain if pytest expected another test."""
-        if self._last is None:
+        if self._last_item is None:
             return
         call = pytest.CallInfo.from_call(self._finish_session, when="teardown")
-        report = pytest.TestReport.from_item_and_call(self._last, call)
+        report = pytest.TestReport.from_item_and_call(self._last_item, call)
         if call.excinfo is not None:
             self._errors["teardown"] = call.excinfo.value
             self.pytest_runtest_logreport(report)
@@ -388,7 +387,8 @@ class _Rank:
             return
         if phase.outcome.is_bad:
             flush_output()
-        wait, self._wait = waited_for(error, self._wait or self._calls.waits.current), None
+        wait = waited_for(error, self._wait or self._calls.waits.current)
+        self._wait = None
         self._connection.send(
             PhasesEnded(
                 nodeid=self._nodeid,
@@ -400,7 +400,7 @@ class _Rank:
         )
 
     def _take_unreported(self) -> tuple[Phase, ...]:
-        """Return the unreported phases, which are reported now."""
+        """Return the unreported phases for a report that is about to be sent."""
         unreported, self._unreported = self._unreported, []
         return tuple(unreported)
 

@@ -195,8 +195,8 @@ def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:
 
 
 ADOPTION_TIMEOUT = 60.0
-"""Seconds for the intermediate process that forked a rank to end, so that its parent adopts the rank: on a busy host,
-this may take more than 5 s."""
+"""Seconds until the parent has adopted the rank, which happens when the intermediate process that forked it ends: on a
+busy host, this may take more than 5 s."""
 
 
 def run_in_fork(work: Callable[[], int], parent: int, *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
@@ -249,9 +249,9 @@ def _die_with(parent: int) -> None:
 
 
 def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
     file = os.fdopen(evidence.open_end(stacks), "ab")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     # Not to standard error, whose pipe is small, and because the stacks are needed separately.
@@ -277,6 +277,6 @@ def _renew(item: pytest.Item | None) -> None:
     if has_run and isinstance(item, pytest.Function) and type(item.parent) is pytest.Class:
         instance = item.instance
         if instance is not None and getattr(item.obj, "__self__", None) is instance:
-            made = item.parent.newinstance()  # type: ignore[no-untyped-call]
-            setattr(item, "_instance", made)  # noqa: B010 - pytest 8.2 and newer; not public
-            item.obj = getattr(made, item.originalname)
+            renewed = item.parent.newinstance()  # type: ignore[no-untyped-call]
+            setattr(item, "_instance", renewed)  # noqa: B010 - pytest 8.2 and newer; not public
+            item.obj = getattr(renewed, item.originalname)

@@ -33,8 +33,8 @@ _SKIPS: Final = (pytest.skip.Exception, unittest.SkipTest)
 def waited_for(error: BaseException | None, last: Wait | None = None) -> Wait | None:
     """The failed wait that a failure may follow from; None if the rank failed by itself.
 
-    An exception follows from a wait if that raised it, or if it was raised from the wait's exception or while that was
-    handled. The first of several waits counts. In an exception group, all exceptions must follow from a wait.
+    An exception follows from a wait if the wait raised it, or raised its ``__cause__`` or ``__context__``. The first of
+    several waits counts. In an exception group, all exceptions must follow from a wait.
 
     Args:
         error: The exception.
@@ -57,9 +57,10 @@ def failed_before(error: BaseException | None) -> BaseException | None:
     try:
         errors = [link for link in chain(error) if not isinstance(link, _SKIPS)]
         waits = [index for index, link in enumerate(errors) if _wait_of(link)]
+        earlier = errors[(waits[-1] if waits else 0) + 1 :]
         if isinstance(error, SystemExit):
-            return next((link for link in errors[max(waits, default=0) + 1 :] if is_failure(link)), None)
-        return next(iter(errors[waits[-1] + 1 :]), None) if waits else None
+            return next(filter(is_failure, earlier), None)
+        return earlier[0] if waits and earlier else None
     except Exception:  # noqa: BLE001 - see above
         return None
 
@@ -73,7 +74,7 @@ def is_from_a_worker(error: BaseException | None) -> bool:
 def _wait_of(error: BaseException) -> Wait | None:
     if isinstance(error, BaseExceptionGroup):
         waits = [waited_for(member) for member in error.exceptions]
-        return waits[0] if all(waits) else None
+        return None if None in waits else waits[0]
     return Wait() if getattr(error, SYMPTOM_ATTRIBUTE, False) is True else wait_of(error)
 
 
@@ -90,29 +91,42 @@ def phase_of(report: pytest.TestReport, error: BaseException | None, seconds: fl
 
 
 def _phase_of(report: pytest.TestReport, error: BaseException | None, seconds: float) -> Phase:
-    kind, code, reason, gpus = _skip_of(report, error) or (None, None, "", None)
-    outcome = Outcome.SKIPPED if kind else _outcome(report, error)
+    when = report.when if report.when in ("setup", "teardown") else "call"
+    stdout, stderr = shorten(str(report.capstdout)), shorten(str(report.capstderr))
+    if skip := _skip_of(report, error):
+        return replace(skip.phase(when, seconds), stdout=stdout, stderr=stderr)
+    outcome = _outcome(report, error)
     return Phase(
-        when=report.when if report.when in ("setup", "teardown") else "call",
+        when=when,
         outcome=outcome,
         duration=seconds,
-        message=shorten(reason if kind else _message(report, outcome, error), MESSAGE_LIMIT),
-        text=shorten(reason if kind else str(report.longreprtext)),
-        stdout=shorten(str(report.capstdout)),
-        stderr=shorten(str(report.capstderr)),
-        skip_kind=kind,
-        skip_code=code,
-        gpus_needed=gpus,
+        message=shorten(_message(report, outcome, error), MESSAGE_LIMIT),
+        text=shorten(str(report.longreprtext)),
+        stdout=stdout,
+        stderr=stderr,
     )
 
 
 class CodedSkip(NamedTuple):
-    """The reason of a skip, with torch's exit code and the number of required GPUs, if these are known."""
+    """The reason for a skip, with torch's exit code and the number of required GPUs, if these are known."""
 
     kind: SkipKind
     code: int | None
     reason: str
     gpus_needed: int | None = None
+
+    def phase(self, when: str, seconds: float) -> Phase:
+        """The phase that this skip ended."""
+        return Phase(
+            when=when,
+            outcome=Outcome.SKIPPED,
+            duration=seconds,
+            message=shorten(self.reason, MESSAGE_LIMIT),
+            text=shorten(self.reason),
+            skip_kind=self.kind,
+            skip_code=self.code,
+            gpus_needed=self.gpus_needed,
+        )
 
 
 def skip_with_code(error: BaseException | None) -> CodedSkip | None:
@@ -135,13 +149,13 @@ def _skip_of(report: pytest.TestReport, error: BaseException | None) -> CodedSki
     if coded is not None:
         return coded
     if report.skipped and not hasattr(report, "wasxfail"):
-        is_sandcastles = isinstance(getattr(error, "msg", None), SandcastleReason)
-        return CodedSkip(SkipKind.ENVIRONMENT if is_sandcastles else SkipKind.PLAIN, None, skip_reason(report))
+        is_sandcastle_skip = isinstance(getattr(error, "msg", None), SandcastleReason)
+        return CodedSkip(SkipKind.ENVIRONMENT if is_sandcastle_skip else SkipKind.PLAIN, None, skip_reason(report))
     return None
 
 
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """The reason of the skip of a test or, during collection, of a module."""
+    """The reason for the skip of a test or, during collection, of a module."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
     return str(reason).removeprefix("Skipped: ")
 
@@ -158,10 +172,10 @@ def _outcome(report: pytest.TestReport, error: BaseException | None) -> Outcome:
     return Outcome.FAILED if report.when == "call" else Outcome.ERRORED
 
 
-_OF_DOCTEST: Final = re.compile(r"^(Expected( nothing)?|UNEXPECTED EXCEPTION)[:\n].*", re.MULTILINE | re.DOTALL)
+_DOCTEST_FAILURE: Final = re.compile(r"^(Expected( nothing)?|UNEXPECTED EXCEPTION)[:\n].*", re.MULTILINE | re.DOTALL)
 """The part of a doctest failure with the expected and actual output, or the exception."""
 
-_ENDS_OF_DOCTESTS: Final = (": DocTestFailure", ": UnexpectedException")
+_DOCTEST_ERRORS: Final = (": DocTestFailure", ": UnexpectedException")
 
 
 def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException | None) -> str:
@@ -179,15 +193,15 @@ def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException |
     return with_cause(headline(text), error)
 
 
-_MARKED: Final = re.compile(r"(?:^E(?: {3,}.*| *)(?:\n|\Z))+", re.MULTILINE)
+_E_LINES: Final = re.compile(r"(?:^E(?: {3,}.*| *)(?:\n|\Z))+", re.MULTILINE)
 """The lines of an exception in pytest's traceback."""
 
-_NATIVE: Final = re.compile(
+_PYTHON_TRACEBACK: Final = re.compile(
     r"^Traceback \(most recent call last\):\n(?:  .*\n)+(\S.*)"
     r"|^ *\+ Exception Group Traceback \(most recent call last\):\n(?:  \|   .*\n)+  \| (\S.*)",
     re.MULTILINE,
 )
-"""A traceback of Python."""
+"""Python's own traceback, with the line of the exception."""
 
 
 def _exception_in(text: str) -> str:
@@ -196,12 +210,12 @@ def _exception_in(text: str) -> str:
     A report has only a text if a plugin received it from another process, or if the failure has no exception, such as a
     missing fixture or a failed doctest.
     """
-    if text.rstrip().endswith(_ENDS_OF_DOCTESTS) and (found := _OF_DOCTEST.search(text)):
+    if text.rstrip().endswith(_DOCTEST_ERRORS) and (found := _DOCTEST_FAILURE.search(text)):
         return " ".join(found[0].split())
-    blocks = ("\n".join(line[1:].strip() for line in block[0].splitlines()) for block in _MARKED.finditer(text))
+    blocks = ("\n".join(line[1:].strip() for line in block[0].splitlines()) for block in _E_LINES.finditer(text))
     if marked := [block for block in blocks if block.strip()]:
         return marked[-1]
-    native = [traceback_[1] or traceback_[2] for traceback_ in _NATIVE.finditer(text)]
+    native = [traceback_[1] or traceback_[2] for traceback_ in _PYTHON_TRACEBACK.finditer(text)]
     return native[-1] if native else text
 
 
@@ -212,8 +226,10 @@ def with_cause(message: str, error: BaseException | None) -> str:
     """
     if isinstance(error, BaseExceptionGroup):
         message = _line_of(error)  # pytest puts the text of a single exception in a group into the message
-    is_generic = isinstance(error, Warning) or message.rpartition(".")[2] == type(error).__name__
-    first = error.__cause__ if error is not None and error.__cause__ and is_generic else error
+    first = error
+    has_no_text = message.rpartition(".")[2] == type(error).__name__
+    if error is not None and error.__cause__ and (isinstance(error, Warning) or has_no_text):
+        first = error.__cause__
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     if first is not error and first is not None:
@@ -230,20 +246,20 @@ _MADE_TWICE: Final = "initialize the default process group twice"
 _NOT_MADE: Final = "Default process group has not been initialized"
 """Parts of torch's messages (torch 2.6 to 2.14)."""
 
-_HAS_GROUP: Final = (
-    "The agent created the default process group before this test. If tests create their own, mark them with "
+_REMEDY_MADE_TWICE: Final = (
+    "allranks created the default process group before this test. If tests create their own, mark them with "
     "@pytest.mark.no_process_group, or write process_group = false in the table of the suite in matrix.toml."
 )
-_HAS_NO_GROUP: Final = (
-    "The agent created no process group for this test. It creates none for suites with process_group = false or "
-    "launches_ranks = true, for tests marked no_process_group, and for a unittest.TestCase that uses nothing of "
-    'allranks, unless it is marked with @pytest.mark.usefixtures("process_group").'
+_REMEDY_NOT_MADE: Final = (
+    "allranks created no process group for this test. It creates none for suites with process_group = false or "
+    "launches_ranks = true, for tests marked no_process_group, and for a unittest.TestCase that uses no fixture or "
+    'class of allranks, unless it is marked with @pytest.mark.usefixtures("process_group").'
 )
 
 
 def with_remedy(phase: Phase, error: BaseException | None, *, has_group: bool) -> Phase:
     """Add the marker and the key that matter to an error about the default process group."""
-    part, remedy = (_MADE_TWICE, _HAS_GROUP) if has_group else (_NOT_MADE, _HAS_NO_GROUP)
+    part, remedy = (_MADE_TWICE, _REMEDY_MADE_TWICE) if has_group else (_NOT_MADE, _REMEDY_NOT_MADE)
     if not phase.outcome.is_bad or part not in phase.message or not isinstance(error, Exception):
         return phase
     message = shorten(f"{phase.message.rstrip('.!')}. {remedy}", MESSAGE_LIMIT)
@@ -259,7 +275,7 @@ class Subtests:
         self._reason = ""
 
     def take(self, report: pytest.TestReport) -> bool:
-        """Count the report of a subtest; return whether this was one, and it did not fail."""
+        """Count the report if it is a subtest's; return True if that did not fail."""
         if type(report).__name__ not in ("SubtestReport", "SubTestReport"):
             return False
         self._number += 1
@@ -296,7 +312,7 @@ def missing_call(phases: Sequence[Phase], session: pytest.Session) -> Phase | No
     pytest reports neither. After such a request it ends with a bad exit status, but a rank continues.
     """
     if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in phases):
-        message = "pytest reported no call of this test: a plugin or a hook has prevented it"
+        message = "this test was never called: a plugin or a hook prevented it"
         return Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message)
     stop = session.shouldfail or session.shouldstop
     if not stop or any(phase.outcome.is_bad for phase in phases):
@@ -320,6 +336,6 @@ def raise_unraisable(config: pytest.Config) -> None:
     if all(action != "error" for action, *_ in warnings.filters):
         return
     gc.collect()
-    for name in ("unraisable", "thread_exception"):
-        plugin = config.pluginmanager.get_plugin(f"{name.removesuffix('_exception')}exception")
-        getattr(plugin, f"collect_{name}", lambda _: None)(config)
+    plugins = {"unraisableexception": "collect_unraisable", "threadexception": "collect_thread_exception"}
+    for name, collect in plugins.items():
+        getattr(config.pluginmanager.get_plugin(name), collect, lambda _: None)(config)

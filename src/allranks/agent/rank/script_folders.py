@@ -51,7 +51,7 @@ class ScriptFolders:
         sys.path[:] = [*rest[:index], parent, *rest[index:]]
 
     def note(self, file: Path) -> None:
-        """Keep the modules that the import of a test file has loaded, and restore missing modules of other files."""
+        """Store the modules that the import of a test file has loaded, and restore missing modules of other files."""
         own = _folders(file)
         self._folders.update(own)
         for full in [name for name in sys.modules if name not in self._known]:
@@ -135,7 +135,7 @@ def _folder_of(module: ModuleType | None) -> Path | None:
 
 
 FOLDERS = pytest.StashKey[ScriptFolders]()
-"""The key for this object in the stash of pytest's configuration."""
+"""The key for the :class:`ScriptFolders` of a process in the stash of pytest's configuration."""
 
 
 def exit_report(collector: pytest.Collector, exit_: SystemExit) -> pytest.CollectReport:

@@ -4,9 +4,9 @@ Such a process is normally a new interpreter, which has to import torch again. I
 (:mod:`allranks.agent.warm_server`), a new interpreter below the rank, imports the packages of the suite's modules once
 and forks each process. The rank is the parent, as with ``spawn``. The server starts when it is first needed.
 
-A process inherits its environment, working directory and descriptors from its request, and everything else (limits,
-signals, variables that packages may read during import) from the server. If these differ from those of the rank, the
-server is replaced. This happens only once per test, because a test may set a different variable for each process.
+A process gets its environment, working directory and descriptors from its request. The rest (limits, signals, and what
+packages did with variables during import) comes from the server. If the rank's differ, the server is replaced. This
+happens at most once per test, because a test may set a different variable for each process.
 """
 
 import ctypes
@@ -30,14 +30,14 @@ from typing import Any, Final
 from allranks.agent import child_observer, linux, warm_server
 from allranks.agent.orphans import REAP_TIMEOUT
 
-_NOT_INHERITED: Final = re.compile(
+_IRRELEVANT_VARIABLES: Final = re.compile(
     r"(GROUP_|ROLE_|NODE_|LOCAL_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
     r"|PYTEST_CURRENT_TEST|ALLRANKS_SEED"
 )
 """Variables that identify a rank or a test, which no package reads during import."""
 
-_TEST: Final = "PYTEST_CURRENT_TEST"
-_INHERITED: Final = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "Cpus_allowed")
+_TEST_VARIABLE: Final = "PYTEST_CURRENT_TEST"
+_STATUS_FIELDS: Final = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "Cpus_allowed")
 """Fields of ``/proc/self/status`` (proc(5))."""
 
 _TOOLS: Final = frozenset({"allranks", "pytest", "_pytest"})
@@ -48,7 +48,7 @@ class _ServerError(Exception):
 
 
 class WarmChildren:
-    """Makes ``multiprocessing`` start processes from the server in this process, but not in its forks.
+    """Makes ``multiprocessing`` in this process, but not in its forks, start processes from the server.
 
     Args:
         code: The folder of the suite's code.
@@ -62,9 +62,9 @@ class WarmChildren:
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._obstacle = ""
-        self._reasons: dict[str, bool] = {}  # with whether the reason has been reported
+        self._reasons: dict[str, bool] = {}  # whether each has been reported
         for kind in (multiprocessing.context.SpawnProcess, multiprocessing.context.ForkServerProcess):
-            kind._Popen = staticmethod(self._starting(kind._Popen, kind._start_method))  # type: ignore[method-assign,assignment] # noqa: SLF001
+            kind._Popen = staticmethod(self._warm_start(kind._Popen, kind._start_method))  # type: ignore[method-assign,assignment] # noqa: SLF001
 
     def take_reasons(self) -> tuple[str, ...]:
         """The new reasons why processes were not started from the server."""
@@ -72,7 +72,7 @@ class WarmChildren:
         self._reasons.update(dict.fromkeys(new, True))
         return new
 
-    def _starting(self, start: Callable[[Any], Any], method: str) -> Callable[[Any], Any]:
+    def _warm_start(self, start: Callable[[Any], Any], method: str) -> Callable[[Any], Any]:
         def start_warm(process: Any) -> Any:  # noqa: ANN401 - of multiprocessing
             if os.getpid() == self._pid:
                 with self._lock:  # torch starts processes from several threads
@@ -88,25 +88,26 @@ class WarmChildren:
     def _ready_server(self, environment: Mapping[str, str]) -> "_Server":
         if self._obstacle:
             raise _ServerError(self._obstacle)
-        inherited, test = _inherited(environment), os.environ.get(_TEST, "").rpartition(" (")[0]
+        inherited = _inherited(environment)
+        test = os.environ.get(_TEST_VARIABLE, "").rpartition(" (")[0]  # without the phase, which pytest appends
         server = self._server
-        if server is not None and server.has_ended():
-            server = None
-        if server is not None and server.inherited != inherited:
+        if server is not None and not server.has_ended():
+            if server.inherited == inherited:
+                server.test = test
+                return server
             if server.test == test:
                 names = {name for name, value in inherited.items() ^ server.inherited.items()}
-                msg = f"within a test they differ in {', '.join(sorted(names))}"
+                msg = f"within one test, processes differ in {', '.join(sorted(names))}"
                 raise _ServerError(msg)
             server.end()
-            server = None
-        if server is None:
-            self._server = None
-            self._server = server = _Server(inherited, _packages(self._code, self._tests))
-            if server.obstacle:
-                self._obstacle = server.obstacle
-                server.end()
-                raise _ServerError(server.obstacle)
+        self._server = None
+        server = _Server(inherited, _installed_modules(self._code, self._tests))
+        if server.obstacle:
+            self._obstacle = server.obstacle
+            server.end()
+            raise _ServerError(server.obstacle)
         server.test = test
+        self._server = server
         return server
 
 
@@ -144,8 +145,9 @@ class _Server:
         return pid
 
     def _request(self, request: object, descriptors: Sequence[int] = ()) -> bytes:
-        if len(descriptors) >= warm_server.MOST_DESCRIPTORS:
-            msg = f"a process inherits {len(descriptors)} files"
+        most = warm_server.MOST_DESCRIPTORS - 1  # one is that of the request
+        if len(descriptors) > most:
+            msg = f"a process inherits {len(descriptors)} files, and at most {most} can be passed"
             raise _ServerError(msg)
         file = os.memfd_create("request")
         try:
@@ -172,7 +174,7 @@ class _Server:
 
 
 class _Popen(popen_spawn_posix.Popen):
-    """A process of ``multiprocessing`` that the server starts; its object is serialized as for Python's fork server."""
+    """A process that the server starts; the ``multiprocessing.Process`` is serialized as for Python's fork server."""
 
     DupFd = popen_forkserver._DupFd  # type: ignore[assignment] # noqa: SLF001
     duplicate_for_child = popen_forkserver.Popen.duplicate_for_child
@@ -180,7 +182,7 @@ class _Popen(popen_spawn_posix.Popen):
     def __init__(self, process: Any, method: str, server: _Server, environment: Mapping[str, str]) -> None:  # noqa: ANN401
         self._server = server
         self._environment = environment
-        vars(self)["method"] = method
+        self.method = method  # type: ignore[misc]
         super().__init__(process)
 
     def _launch(self, process: Any) -> None:  # noqa: ANN401
@@ -194,7 +196,8 @@ class _Popen(popen_spawn_posix.Popen):
         self.sentinel, alive = os.pipe()
         reader, writer = os.pipe()
         self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel, writer))  # type: ignore[attr-defined]
-        descriptors = (reader, alive, resource_tracker.getfd() or 0, *vars(self)["_fds"])
+        tracker = resource_tracker.getfd() or 0  # never None: this starts the tracker
+        descriptors = (reader, alive, tracker, *self._fds)  # type: ignore[attr-defined]
         try:
             self.pid = self._server.fork(self.method, self._environment, descriptors)
         finally:
@@ -216,16 +219,16 @@ def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
     lines = Path("/proc/thread-self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return {
-        **{name: value for name, value in environment.items() if not _NOT_INHERITED.fullmatch(name)},
-        **{f"{name} of /proc/self/status": status.get(name, "") for name in _INHERITED},
+        **{name: value for name, value in environment.items() if not _IRRELEVANT_VARIABLES.fullmatch(name)},
+        **{f"{name} of /proc/self/status": status.get(name, "") for name in _STATUS_FIELDS},
         "/proc/self/limits": Path("/proc/self/limits").read_text(encoding="ascii"),
         "session, process group and priority": f"{os.getsid(0)} {os.getpgrp()} {os.getpriority(os.PRIO_PROCESS, 0)}",
         "the interpreter and its options": " ".join(map(os.fsdecode, spawn.get_command_line())),
     }
 
 
-def _packages(code: Path, tests: Sequence[str]) -> dict[str, str]:
-    """The files of the modules that the suite's modules have imported, and of their packages, in the order of import.
+def _installed_modules(code: Path, tests: Sequence[str]) -> dict[str, str]:
+    """The files, by name in the order of import, of the modules that the suite uses, and of their top packages.
 
     Modules in the top folders of the tests are left out, because only a process itself may import them.
     """

@@ -27,7 +27,7 @@ from allranks.agent.gangs.forks import (
     RankRegistry,
 )
 from allranks.agent.gangs.gang import END_GRACE
-from allranks.agent.job_end import STOPPED_STATUS, JobEnd, JobLimitError, LostGpuError, StopRequestedError
+from allranks.agent.job_end import STOPPED_STATUS, JobEnd, JobLimitError, StopRequestedError
 from allranks.agent.job_plugins import JobPluginError, check_plugins
 from allranks.agent.nodes.connection import NodeConnection, NodesError, connect_nodes
 from allranks.agent.nodes.follower import Follower
@@ -36,7 +36,7 @@ from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeL
 from allranks.agent.orphans import GANG_VARIABLE, LAUNCH_VARIABLE, NOBODY, end_children
 from allranks.agent.program import FinalResult, Finish, Program, SessionEnded, SkippedModule, batches, changed_status
 from allranks.agent.record_stream import RecordWriter
-from allranks.agent.supervisor.test_loop import SupervisedJob, TestLoop, WorkerLostError
+from allranks.agent.supervisor.test_loop import LostGpuError, SupervisedJob, TestLoop, WorkerLostError
 from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind, shorten
 from allranks.protocol.records import (
@@ -347,7 +347,7 @@ class Supervisor:
                 follower.serve(self._node(program), self._end)
                 return 0
             self._end.wait_for_start()
-            self._end.restart()
+            self._end.start_limit()
             self._stream.write(Went())
             try:
                 loop = self._run_tests(program, leader)

@@ -21,7 +21,7 @@ from allranks.agent.diagnose.step_outcome import Step, failed_start, outcome_rec
 from allranks.agent.diagnose.unmatched_calls import format_ranks
 from allranks.agent.gangs.forks import SESSION_END_TIMEOUT, ForkServerError, LocalNode
 from allranks.agent.gangs.gang import SKIP_GRACES, STORE_ROUNDING, Deadlines, Gang
-from allranks.agent.job_end import JobEnd, JobLimitError, LostGpuError, StopRequestedError
+from allranks.agent.job_end import JobEnd, JobLimitError, StopRequestedError
 from allranks.agent.job_plugins import functions
 from allranks.agent.nodes.node import Node, start_gang
 from allranks.agent.output import Output
@@ -103,6 +103,10 @@ class LoopState:
 
 class WorkerLostError(Exception):
     """A worker failed: the outcomes of its tests are unknown."""
+
+
+class LostGpuError(Exception):
+    """A GPU that passed the health check of the job has failed since; the message names it."""
 
 
 def worker_folder(results: Path, number: int) -> Path:

@@ -116,7 +116,7 @@ class ActionsListener(RunListener):
         for line in lines:
             self.say(line)
         if len(lines) == _KEPT:
-            self.say("(truncated; the ranks' logs have all lines)")
+            self.say("(truncated; rank-N.log has all lines)")
         self.commands.issue("::endgroup::")
 
 

@@ -40,7 +40,7 @@ class Options(CommandOptions):
     history: Path | None = option(
         "--history FILE",
         _SHOW,
-        "the file to read (default: that of [history])",
+        "the file to read (default: `file` of [history])",
         type=writable_file,
     )
     matrix: Path | None = matrix_option(_SHOW)

@@ -43,7 +43,7 @@ _MARGIN: Final = 10.0
 """Seconds by which process 0 may exceed its own limit."""
 
 _GRACE: Final = 12.0
-"""Seconds for a supervisor to end: it gives its agent six, and kills processes that the agent left in the rest."""
+"""Seconds for a supervisor to end: six for its agent, and the rest to kill what the agent left."""
 
 
 class LaunchedNode:
@@ -81,21 +81,21 @@ class LaunchedNode:
             if self.member.rank in job.ranks and job.name not in self._started:
                 self._started.add(job.name)
                 node = job.ranks.index(self.member.rank)
-                own = self.folder / job.name / f"node-{node}"
+                node_folder = self.folder / job.name / f"node-{node}"
                 try:
-                    self._running[own] = self._start(job, node, own)
+                    self._running[node_folder] = self._start(job, node, node_folder)
                 except OSError as error:
-                    _report(own, f"its supervisor could not be started: {error}")
-        for own, supervisor in list(self._running.items()):
+                    _report(node_folder, f"its supervisor could not be started: {error}")
+        for node_folder, supervisor in list(self._running.items()):
             if (status := supervisor.poll()) is not None:
-                del self._running[own]
-                _report(own, f"its supervisor ended with status {status}")
+                del self._running[node_folder]
+                _report(node_folder, f"its supervisor ended with status {status}")
 
-    def _start(self, job: LaunchedJob, node: int, own: Path) -> subprocess.Popen[bytes]:
+    def _start(self, job: LaunchedJob, node: int, node_folder: Path) -> subprocess.Popen[bytes]:
         supervisor = Path(job.package, SUPERVISOR)
-        with (own / node_files.LOG).open("ab") as log:
+        with (node_folder / node_files.LOG).open("ab") as log:
             return subprocess.Popen(
-                [job.python, *ISOLATED, str(supervisor), str(own.parent), str(node)],
+                [job.python, *ISOLATED, str(supervisor), str(node_folder.parent), str(node)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -117,11 +117,11 @@ class LaunchedNode:
         self._running.clear()
 
 
-def _report(own: Path, why: str) -> None:
+def _report(node_folder: Path, why: str) -> None:
     """Report that a job's node has ended, unless its supervisor has done so."""
     with suppress(OSError):  # the job is over, and its folder has been removed
-        if not (own / node_files.EXIT).exists():
-            write_whole(own / node_files.EXIT, json.dumps(asdict(AgentExit(status=None, output=why))))
+        if not (node_folder / node_files.EXIT).exists():
+            write_whole(node_folder / node_files.EXIT, json.dumps(asdict(AgentExit(status=None, output=why))))
 
 
 def supervisor_environment(
@@ -129,11 +129,11 @@ def supervisor_environment(
 ) -> dict[str, str]:
     """The environment of a supervisor: that of its node and of the job, with only the job's GPUs visible."""
     added = dict(variable.split("=", 1) for variable in job.variables)
-    own = without_rank_variables(outside_of_launchers(environ))
-    path = os.pathsep.join(filter(None, (added.get("PYTHONPATH", ""), own.get("PYTHONPATH", ""))))
-    # An address of the launcher's node 0, for the rendezvous of the launcher's own processes.
+    inherited = without_rank_variables(outside_of_launchers(environ))
+    path = os.pathsep.join(filter(None, (added.get("PYTHONPATH", ""), inherited.get("PYTHONPATH", ""))))
+    # The launcher's MASTER_ADDR is an address of node 0.
     address = {node_supervisor.ADDRESS_VARIABLE: environ["MASTER_ADDR"]} if environ.get("MASTER_ADDR") else {}
-    return {**own, **address, **added, "PYTHONPATH": path, **_visible_gpus(job, node, inventory)}
+    return {**inherited, **address, **added, "PYTHONPATH": path, **_visible_gpus(job, node, inventory)}
 
 
 def _visible_gpus(job: LaunchedJob, node: int, inventory: Inventory) -> dict[str, str]:
@@ -142,7 +142,7 @@ def _visible_gpus(job: LaunchedJob, node: int, inventory: Inventory) -> dict[str
     A node that has too few GPUs shows none.
     """
     gpus = job.gpus
-    if node:
+    if node > 0:  # not the lead node
         count = len(share_of(node, total=job.gpu_count, nodes=job.nodes))
         gpus = inventory.gpus[:count] if len(inventory.gpus) >= count else ()
     if inventory.driver == "rocm":
@@ -155,37 +155,45 @@ def follow(node: LaunchedNode, limits: Limits) -> ExitCode:
     """Take part in the run until process 0 ends it; return its exit code.
 
     Raises:
-        EngineError: Process 0 has not come, or is gone.
+        EngineError: Process 0 has not started a run, or is gone.
     """
     reject_running_launch(node.path)
-    code = None
     try:
-        _wait_for_session(node, limits.assembly)
-        code = _serve(node, limits.silence)
+        code = _take_part(node, limits)
     except OSError as error:
         raise unusable_folder(node.folder, error) from error
     except EngineError:
         with ignore_signals():
-            node.close()
             remove_tree(node.folder)  # process 0, which would do this, is gone
         raise
+    # Let process 0 end first: after a nonzero exit code, a launcher may kill all remaining processes.
+    with ignore_signals():
+        _wait_for_removal(member_path(node.folder, 0), limits.silence)
+    return code
+
+
+def _take_part(node: LaunchedNode, limits: Limits) -> ExitCode:
+    try:
+        _wait_for_session(node, limits.assembly)
+        return _serve(node, limits.silence)
     finally:
         with ignore_signals():
             node.close()
             with suppress(OSError):
                 node.path.unlink()
-            # Let process 0 end first: after a nonzero exit code, a launcher may kill all remaining processes.
-            deadline = time.monotonic() + limits.silence
-            first = member_path(node.folder, 0)
-            while code is not None and last_change(first) is not None and time.monotonic() < deadline:
-                time.sleep(POLL_INTERVAL / 5)
-    return code
+
+
+def _wait_for_removal(path: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while last_change(path) is not None and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL / 5)
 
 
 def _session(node: LaunchedNode) -> Session | None:
     """The session, if it belongs to this launch."""
-    session, own = read_file(node.folder / SESSION, Session), node.member
-    return session if session and session.nonces[own.rank : own.rank + 1] == (own.nonce,) else None
+    session, member = read_file(node.folder / SESSION, Session), node.member
+    is_own = session and member.rank < len(session.nonces) and session.nonces[member.rank] == member.nonce
+    return session if is_own else None
 
 
 def _wait_for_session(node: LaunchedNode, assembly: float) -> None:
@@ -196,7 +204,7 @@ def _wait_for_session(node: LaunchedNode, assembly: float) -> None:
             limit = TimeLimit(value=assembly, setting="limits.assembly", margin=_MARGIN)
             raise EngineError(msg, why=f"Process {node.member.rank} waited for {limit.words()}.", remedy=SHARE_REMEDY)
         if read_file(node.path, Member) != node.member:
-            with suppress(FileNotFoundError):  # process 0 is just emptying the folder
+            with suppress(FileNotFoundError):  # process 0 may be emptying the folder
                 write(node.path, node.member)
         time.sleep(POLL_INTERVAL)
 

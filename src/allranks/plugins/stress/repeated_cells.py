@@ -139,4 +139,5 @@ def _add(tally: JobTally, tests: Sequence[Mapping[str, Any]]) -> None:
     if not tally.runs:
         # The longest message is that of an error; a test that did not run has a short one.
         messages = [test["message"].splitlines()[0] for test in tests if test.get("message")]
-        tally.why = f"{'skipped: ' if repeated else ''}{max(messages, key=len, default='it has no outcome')}"
+        message = max(messages, key=len, default="no result; see the job's agent.log")
+        tally.why = f"{'skipped: ' if repeated else ''}{message}"

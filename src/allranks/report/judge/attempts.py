@@ -1,9 +1,9 @@
 """Combines several attempts at a job: the state of a test after each attempt, as a table.
 
-:data:`AFTER` encodes two rules. First, a failure stands until the test executes and ends well on the ranks that failed.
-It is not resolved by a skip, nor by an attempt that does not reach the test or no longer has it. An xfail does resolve
-it, because the test ran and cannot end better. Second, an attempt that reran a part of the job overrides only the tests
-that it ran.
+:data:`AFTER` encodes two rules. First, a failure stands until the test passes or fails as expected on the ranks that
+failed. It is not resolved by a skip, nor by an attempt that does not reach the test or no longer has it. An xfail does
+resolve it, because the test ran and cannot end better. Second, an attempt that reran a part of the job overrides only
+the tests that it ran.
 
 The same table applies to the tries of a test within one attempt (``<rerun>``, ``<flakyFailure>``, further starts in a
 journal).

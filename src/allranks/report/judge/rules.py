@@ -3,12 +3,12 @@
 The first rule that applies to the ranks of a test decides its verdict in an attempt:
 
 1. Unaccounted. A rank without a result is an error (exit code 3). So is a rank that was aborted although no other rank
-   had failed or skipped. If the job has ended, the failure of another rank explains a missing result. A timeout
-   explains nothing, because the missing rank may be its cause.
+   had failed or skipped. If the job has ended, another rank's failure accounts for a missing result. A timeout does
+   not, because the missing rank may be its cause.
 2. Primary failure. The rank with the primary failure decides: the first one that failed on its own. *Failed* is a
    failure; *crashed*, *timed out* and *errored* are errors (exit code 1). If the time of one of these failures is
    unknown, the worst outcome counts, then the lowest rank. A secondary failure, which another rank caused, decides only
-   if there is no primary failure. A rank whose wait failed because a peer skipped did not fail on its own.
+   if there is no primary failure. A rank did not fail on its own if its wait failed because a peer skipped.
 3. Ranks disagree. It is an error (exit code 1) if some ranks skipped and others did not, or if some failed as expected
    (xfail) and others passed. ``mixed_skip`` allows it for tests in which no rank failed or was aborted.
 4. Skipped. A skip because of missing GPUs is an error (exit code 1) if each node of the job was given as many GPUs as
@@ -18,26 +18,26 @@ The first rule that applies to the ranks of a test decides its verdict in an att
 
 Of jobs:
 
-6. Errors of jobs. A problem of the job itself is reported as an error testcase of its own. Its exit code is 1 for
-   collection, time limit, stop and coverage, 2 for usage, 4 for infrastructure, 130 for an interrupt, 5 for a suite
-   without tests, and 3 for everything else. Tests that did not run because of a stop, a time limit, an interrupt or a
-   failed collection are skipped as *not run*.
-7. Planned jobs. A planned job without results is an error (exit code 3). So is a missing shard of a suite of which
-   another shard has results, unless the merged folder's own plan leaves the shard out.
+6. Errors of jobs. A problem of the job itself is reported as an error testcase of its own. Its exit code is 1 for a
+   failed collection, a time limit, a stop by ``-x`` or low coverage. It is 2 for usage, 4 for infrastructure, 130 for
+   an interrupt, 5 for a suite without tests, and 3 for everything else. Tests that did not run because of a stop, a
+   time limit, an interrupt or a failed collection are skipped as *not run*.
+7. Planned jobs. A planned job without results is an error (exit code 3). So is a missing shard if another shard of its
+   suite has results, unless the merged folder's own plan leaves it out.
 8. Trust. Results count only in the job and the run that they belong to. Results of another run or job are an error
-   (exit code 3). So are a file that cannot be read or was changed, two different files of one rank, and a rank outside
-   the world size. So are a journal without an end, a missing attempt, shards that were divided differently, and tests
-   whose parameters differ between attempts or shards.
+   (exit code 3). The same goes for a file that cannot be read or was changed, two different files of one rank, a rank
+   outside the world size and a journal without an end. It also goes for a missing attempt, shards that were divided
+   differently, and tests whose parameters differ between attempts or shards.
 
 Over attempts, and over the tries of a test within one:
 
-9. Attempts. A failure stands until the test executes and ends well, in a later attempt or try, on each rank that
+9. Attempts. A failure stands until the test passes or fails as expected, in a later attempt or try, on each rank that
    failed. It is not resolved by a skip, nor by an attempt that did not run the test or no longer has it.
 10. Reruns. An attempt that reran a part of a job overrides only the tests that it ran. An attempt that ran the whole
     job overrides everything except failures.
-11. Cut short. If a job was ended from outside, or if its agent died before the test began, a test without a result is
-    an error of that attempt, but not a failure that stands. A test that was not run, and that the attempt which
-    continues the job did not run either, is an error (exit code 3).
+11. Cut short. If a job was ended from outside, a test without a result is an error of that attempt, but not a failure
+    that stands. The same goes for a test that had not begun when the job's agent died. A test that neither this attempt
+    nor the one that continues it ran is an error (exit code 3).
 
 Of a run:
 
@@ -45,7 +45,7 @@ Of a run:
     deselected, its job has errors, or a shard is missing.
 13. Nothing ran. A run in which no rank executed a test has exit code 5, unless `allranks report --allow-nothing-ran`
     accepts it.
-14. Exit code. The exit code of the run is the strongest of all: the first of 130, 2, 4, 3, 1, 5 and 0.
+14. Exit code. The exit code of the run is the first of 130, 2, 4, 3, 1, 5 and 0 that applies.
 
 These functions are pure: the same rank results, in any order, and the same policy give the same verdict. The other
 rules are in the sibling modules: ``accounting`` and ``judging`` (6 to 8), ``attempts`` (9 to 11), ``baseline`` (12) and
