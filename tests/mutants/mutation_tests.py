@@ -23,6 +23,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, islice, zip_longest
@@ -173,6 +174,8 @@ def in_child(function: Callable[[], int], limit: float = 0) -> bool:
                 os.setsid()
                 signal.setitimer(signal.ITIMER_REAL, limit)  # the signal ends the process
             status = function()
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
         finally:
             os._exit(status)
     _, status = os.waitpid(pid, 0)
