@@ -185,6 +185,14 @@ def test_the_queue_is_first_in_first_out(locks):
     assert list(locks.glob("queue-*")) == []
 
 
+def test_every_user_may_read_and_remove_an_entry():
+    mask = os.umask(0o077)
+    entry = enqueue(GPUS)
+    os.umask(mask)
+    assert entry.path.stat().st_mode & 0o777 == 0o666
+    entry.leave()
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"gpus": 3}'])
 def test_an_entry_without_gpus_claims_nothing(text):
     entry = enqueue(GPUS)
