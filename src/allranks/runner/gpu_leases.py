@@ -54,7 +54,7 @@ def enqueue(gpus: Sequence[str]) -> QueueEntry:
     """Join the queue, to wait for some of these GPUs."""
     while True:
         path = lock_folder() / f"{_QUEUE_PREFIX}{time.monotonic_ns():020}-{os.getpid()}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         os.fchmod(descriptor, 0o666)
         entry = QueueEntry(path, descriptor)
         # Before it was locked, another run may have removed it as the entry of a dead run.
