@@ -43,9 +43,9 @@ TARGET = 0.9
 JUDGE = "tests/report/judge"
 DIAGNOSE = "tests/agent/diagnose"
 MODULES = {
-    "report/judge/rules.py": f"{JUDGE}/test_rules.py {JUDGE}",
-    "report/judge/attempts.py": f"{JUDGE}/test_attempts.py {JUDGE}",
-    "report/judge/accounting.py": f"{JUDGE}/test_accounting.py {JUDGE}",
+    "report/judge/rules.py": f"{JUDGE}/test_rules.py {JUDGE}/test_every_combination.py",
+    "report/judge/attempts.py": f"{JUDGE}/test_attempts.py {JUDGE}/test_reruns.py {JUDGE}/test_continued_attempts.py",
+    "report/judge/accounting.py": f"{JUDGE}/test_accounting.py {JUDGE}/test_collections.py {JUDGE}/test_shards.py",
     "agent/diagnose/primary_failure.py": f"{DIAGNOSE}/test_primary_failure.py {DIAGNOSE}/test_step_outcome.py",
     "agent/diagnose/step_outcome.py": f"{DIAGNOSE}/test_step_outcome.py {DIAGNOSE}",
     "agent/diagnose/unmatched_calls.py": f"{DIAGNOSE}/test_unmatched_calls.py",
@@ -93,7 +93,10 @@ def mutants(path: Path, source: str) -> Iterator[Mutant]:
     functions = [code for code, _ in codes(source, path)]
     for (line, _), name, operator, number in filter(None, chain.from_iterable(zip_longest(*ordered))):
         code = mutate_code(source, operator, number)
-        if [function for function, _ in codes(code, path)] != functions:
+        with suppress(SyntaxError):  # of ``not`` before an assignment expression
+            changed = [function for function, _ in codes(code, path)]
+            if changed == functions:
+                continue
             lines = zip(source.splitlines(), code.splitlines(), strict=True)
             before, after = next((old.strip(), new.strip()) for old, new in lines if old != new)
             yield Mutant(code, f"{path}:{line} {name}: {before} → {after}")
