@@ -93,10 +93,10 @@ def mutants(path: Path, source: str) -> Iterator[Mutant]:
     functions = [code for code, _ in codes(source, path)]
     for (line, _), name, operator, number in filter(None, chain.from_iterable(zip_longest(*ordered))):
         code = mutate_code(source, operator, number)
+        changed = functions
         with suppress(SyntaxError):  # of ``not`` before an assignment expression
             changed = [function for function, _ in codes(code, path)]
-            if changed == functions:
-                continue
+        if changed != functions:
             lines = zip(source.splitlines(), code.splitlines(), strict=True)
             before, after = next((old.strip(), new.strip()) for old, new in lines if old != new)
             yield Mutant(code, f"{path}:{line} {name}: {before} → {after}")

@@ -17,6 +17,7 @@ from allranks.agent.diagnose.primary_failure import (
     explain,
     odd_ones_out,
     outliers,
+    waits_for_peers,
 )
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.stacks import Stacks
@@ -127,6 +128,7 @@ def analysis(calls, *outcomes, **hangs):
         ({1: [REDUCED._replace(shape="2x2")], 2: [REDUCED]}, False),
         ({1: [REDUCED._replace(shape="5")], 2: [REDUCED]}, True),
         ({1: [REDUCED._replace(group="5")], 2: [REDUCED]}, True),
+        ({1: [REDUCED._replace(group="5", number=9)], 2: [REDUCED]}, True),
         ({1: [REDUCED._replace(kind="send", number=8)], 2: [REDUCED]}, True),
         ({1: [REDUCED], 2: [REDUCED], 3: []}, False),
     ],
@@ -316,6 +318,19 @@ def test_the_message_of_a_time_out_names_the_ranks_that_waited_and_the_limit(ear
     timed_out = [outcome for outcome in stop_ranks(failures, hangs) if outcome.outcome is Outcome.TIMED_OUT]
     assert timed_out
     assert all(outcome.message.startswith(message) for outcome in timed_out)
+
+
+def test_a_busy_rank_that_is_not_late_did_not_wait():
+    calls = {0: all_reduce(3), 1: TWO, 2: all_reduce(3)}
+    first, *_ = stop_ranks([outcome(3, is_secondary=True)], {0: BUSY, 1: BUSY, 2: WAITS}, calls)
+    assert first.rank == 1
+    assert first.message.startswith("ranks 2 and 3 waited for it; ")
+
+
+@pytest.mark.parametrize("waits_for", [Wait(1), None])
+def test_a_frame_of_the_call_counter_is_a_wait_only_if_the_call_is_logged(waits_for):
+    counter = '  File "/x/allranks/agent/rank/call_counter.py", line 9 in wrapper'
+    assert waits_for_peers(replace(hang(counter), waits_for=waits_for)) is (waits_for is not None)
 
 
 def test_the_message_of_a_time_out_has_the_phase_and_the_state_of_the_process():
