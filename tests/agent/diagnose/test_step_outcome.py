@@ -409,3 +409,18 @@ def test_an_exit_by_pytest_timeout_is_a_time_out():
     assert outcome.outcome is Outcome.TIMED_OUT
     assert outcome.message == "ended by pytest-timeout; it was in /suite/helper.py:9 in help"
     assert outcome_of_exit(replace(exits, status=2), step_of(SET_UP)).outcome is Outcome.CRASHED
+
+
+@pytest.mark.parametrize(
+    ("earlier", "addition"),
+    [
+        (passed(0, 0.5), ", after it had ended its own part of the test"),
+        (passed(1, 0.5), ""),
+        (failure(0, 0.5), ""),
+    ],
+)
+def test_the_message_of_a_crash_says_whether_its_rank_had_ended_the_test(earlier, addition):
+    step = step_of(SET_UP)
+    note(step, earlier)
+    outcome = outcome_of_exit(death(0, 1.0, signal.SIGSEGV), step)
+    assert outcome.message == f"rank 0 was killed by SIGSEGV{addition}"
