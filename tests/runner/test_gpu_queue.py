@@ -185,6 +185,29 @@ def test_the_queue_is_first_in_first_out(locks):
     assert list(locks.glob("queue-*")) == []
 
 
+def test_every_user_may_read_and_remove_an_entry():
+    mask = os.umask(0o077)
+    entry = enqueue(GPUS)
+    os.umask(mask)
+    assert entry.path.stat().st_mode & 0o777 == 0o666
+    entry.leave()
+
+
+def test_an_entry_that_another_run_removed_before_it_was_locked_is_made_again(locks, monkeypatch):
+    fchmod, removed = os.fchmod, []
+
+    def remove_the_first(descriptor, mode):
+        if not removed:
+            removed.extend(locks.glob("queue-*"))
+            removed[0].unlink()
+        fchmod(descriptor, mode)
+
+    monkeypatch.setattr(os, "fchmod", remove_the_first)
+    entry = enqueue(GPUS)
+    assert (list(locks.glob("queue-*")), claimed()) == ([entry.path], {*GPUS})
+    entry.leave()
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"gpus": 3}'])
 def test_an_entry_without_gpus_claims_nothing(text):
     entry = enqueue(GPUS)

@@ -39,7 +39,7 @@ def steps_of(jobs):
 
 
 def test_there_are_some():
-    assert {path.stem for path in OWN} == {"ci", "dist", "images", "pages", "release"}
+    assert {path.stem for path in OWN} == {"ci", "dist", "images", "nightly", "pages", "release"}
     assert EXAMPLES
 
 

@@ -40,8 +40,8 @@ class QueueEntry:
     def touch(self) -> None:
         """Show that its owner is still waiting."""
         # The host's clock may be changed during a wait. The monotonic clock never is, and all processes share it.
-        now = time.monotonic_ns()
-        os.utime(self.descriptor, ns=(now, now))
+        now = time.monotonic()
+        os.utime(self.descriptor, (now, now))
 
     def leave(self) -> None:
         """Leave the queue."""
@@ -54,7 +54,7 @@ def enqueue(gpus: Sequence[str]) -> QueueEntry:
     """Join the queue, to wait for some of these GPUs."""
     while True:
         path = lock_folder() / f"{_QUEUE_PREFIX}{time.monotonic_ns():020}-{os.getpid()}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         os.fchmod(descriptor, 0o666)
         entry = QueueEntry(path, descriptor)
         # Before it was locked, another run may have removed it as the entry of a dead run.
@@ -85,9 +85,9 @@ def _requested(path: Path) -> Iterator[str]:
         if _try_flock(descriptor, fcntl.LOCK_SH):
             with suppress(OSError):  # another user's file
                 path.unlink()
-        elif time.monotonic_ns() - os.fstat(descriptor).st_mtime_ns < ENTRY_TIMEOUT * 1e9:
-            with suppress(ValueError, LookupError, TypeError):  # it is being written
-                yield from map(str, json.loads(os.pread(descriptor, 1 << 16, 0))["gpus"])
+        elif time.monotonic() - os.fstat(descriptor).st_mtime < ENTRY_TIMEOUT:
+            with suppress(OSError, ValueError, LookupError, TypeError):  # it is being written, or leaves the queue
+                yield from map(str, json.loads(path.read_bytes())["gpus"])
     finally:
         os.close(descriptor)
 

@@ -14,8 +14,10 @@ from allranks.agent.diagnose.primary_failure import (
     describe_conflicting_call,
     describe_diverging_groups,
     diagnose,
+    explain,
     odd_ones_out,
     outliers,
+    waits_for_peers,
 )
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.stacks import Stacks
@@ -126,6 +128,7 @@ def analysis(calls, *outcomes, **hangs):
         ({1: [REDUCED._replace(shape="2x2")], 2: [REDUCED]}, False),
         ({1: [REDUCED._replace(shape="5")], 2: [REDUCED]}, True),
         ({1: [REDUCED._replace(group="5")], 2: [REDUCED]}, True),
+        ({1: [REDUCED._replace(group="5", number=9)], 2: [REDUCED]}, True),
         ({1: [REDUCED._replace(kind="send", number=8)], 2: [REDUCED]}, True),
         ({1: [REDUCED], 2: [REDUCED], 3: []}, False),
     ],
@@ -144,6 +147,7 @@ def test_a_failed_collective_is_secondary_if_a_member_has_not_entered_it(peers, 
         ([call("send", 2, peer=0, tag=5)], False),
         ([call("send", 3, peer=0, tag=5)], False),
         ([call("send", 3, peer=0, tag=4)], True),
+        ([call("send", 3, peer=0, tag=6)], True),
         ([call("send", 3, peer=2, tag=5)], True),
         ([call("send", 3, group="5", peer=0, tag=5)], True),
         ([call("recv", 3, peer=0, tag=5)], True),
@@ -316,10 +320,24 @@ def test_the_message_of_a_time_out_names_the_ranks_that_waited_and_the_limit(ear
     assert all(outcome.message.startswith(message) for outcome in timed_out)
 
 
+def test_a_busy_rank_that_is_not_late_did_not_wait():
+    calls = {0: all_reduce(3), 1: TWO, 2: all_reduce(3)}
+    first, *_ = stop_ranks([outcome(3, is_secondary=True)], {0: BUSY, 1: BUSY, 2: WAITS}, calls)
+    assert first.rank == 1
+    assert first.message.startswith("ranks 2 and 3 waited for it; ")
+
+
+@pytest.mark.parametrize("waits_for", [Wait(1), None])
+def test_a_frame_of_the_call_counter_is_a_wait_only_if_the_call_is_logged(waits_for):
+    counter = '  File "/x/allranks/agent/rank/call_counter.py", line 9 in wrapper'
+    assert waits_for_peers(replace(hang(counter), waits_for=waits_for)) is (waits_for is not None)
+
+
 def test_the_message_of_a_time_out_has_the_phase_and_the_state_of_the_process():
     phases = {1: [Phase(when="setup", outcome=Outcome.PASSED, duration=0.0)]}
     [stopped] = stop_ranks([], {1: RankHang(held="it is stopped (SIGSTOP)")}, nodeid="t::x", phases=phases)
     assert stopped.message == "not finished after 9 s, in the call of this test; it is stopped (SIGSTOP)"
+    assert (stopped.consequence, stopped.observed) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +357,8 @@ def test_the_message_of_a_time_out_has_the_phase_and_the_state_of_the_process():
 def test_the_message_of_an_aborted_rank_has_its_location(kind, hang, message):
     first = outcome(0, kind)
     [aborted] = stop_ranks([first], {1: hang}, first_skip=first if kind == "skipped" else None)
-    assert aborted.message == message
+    assert (aborted.message, aborted.text) == (message, hang.stacks.text)
+    assert (aborted.consequence, aborted.observed) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -400,3 +419,36 @@ def test_every_stopped_rank_gets_one_failure_and_every_abort_has_a_cause(earlier
 )
 def test_a_collective_that_differs_between_ranks_is_described(calls, words):
     assert describe_conflicting_call(calls) == words
+
+
+@pytest.mark.parametrize(("kind", "primary"), [("crashed", 2), ("failed", 0)])
+def test_a_rank_with_another_shape_is_the_cause_of_a_crash_only(kind, primary):
+    calls = dict(enumerate([[call("all_gather", shape=shape)] for shape in ("2", "2", "3")]))
+    step = Step(outcomes=[outcome(0, kind, stacks=hang(IN_A_WAIT).stacks), outcome(2, is_secondary=True)])
+    explain(step, calls, None)
+    assert step.primary_failure.rank == primary
+    assert [outcome.caused_by for outcome in step.outcomes if outcome.rank != primary] == [primary]
+    assert step.primary_failure.addition.startswith("the ranks' calls differ: ranks 0 and 1 called all_gather")
+
+
+def timed_out(rank, **more):
+    return outcome(rank, "timed_out", **more)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "explains"),
+    [
+        ([timed_out(1, observed=True), outcome(0, is_secondary=True)], True),
+        ([timed_out(1), outcome(0, is_secondary=True)], False),
+        ([outcome(1, observed=True), outcome(0, is_secondary=True)], False),
+        ([timed_out(0, observed=True), outcome(1, is_secondary=True)], False),
+        ([timed_out(0), timed_out(1)], True),
+        ([timed_out(0), outcome(1)], False),
+        ([outcome(0, is_secondary=True), outcome(1, is_secondary=True)], True),
+        ([outcome(0, is_secondary=True), outcome(1)], False),
+    ],
+)
+def test_calls_in_different_groups_explain_time_outs_and_failures_without_a_cause(outcomes, explains):
+    step = Step(outcomes=outcomes)
+    explain(step, {0: all_reduce(4), 1: all_reduce(2, group="7"), 2: all_reduce(4)}, None)
+    assert ("all_reduce #2 of group 7" in step.primary_failure.addition) is explains

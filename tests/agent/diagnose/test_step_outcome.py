@@ -1,14 +1,16 @@
 """The outcomes of a step, from reports and exits."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.call_log import Wait
+from allranks.agent.call_log import DEFAULT_GROUP, Calls, Count, GroupCalls, Wait
 from allranks.agent.channel import Leaving, PhasesEnded, RankExit, RankReport, StepEnded
 from allranks.agent.diagnose.step_outcome import MAX_PHASES, Step, StepOutcome, outcome_of_exit, outcome_of_report
+from allranks.agent.output import Output
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind
 
 
@@ -280,3 +282,145 @@ def test_only_ranks_that_ended_with_the_job_are_aborted(events, outcomes, primar
     assert {outcome.message for outcome in step.outcomes if outcome.outcome is Outcome.ABORTED} <= {
         "the job was ended from outside"
     }
+
+
+def reports(*ended, **fields):
+    """Return a step in which the ranks passed, with these last messages."""
+    return Step(outcomes=[step_outcome(rank, "passed", report=report, **fields) for rank, report in enumerate(ended)])
+
+
+def test_state_is_restored_if_no_rank_left_it():
+    step = reports(StepEnded(restored=("cwd", "seed")), StepEnded(restored=("env",), left=("seed",)))
+    assert (step.restored, step.not_restored) == ({"cwd", "env"}, {"seed"})
+
+
+def test_failed_children_are_listed_with_their_ranks():
+    one, two = "a child exited with code 1", "a child was killed"
+    step = reports(*(StepEnded(unchecked_children=failures) for failures in [(), (two, one), (one,)]))
+    assert step.unchecked_children == {two: [1], one: [1, 2]}
+
+
+PASSED, EARLY_SKIP = StepEnded(), StepEnded(early_skip=True)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "ended", "failures", "is_clean"),
+    [
+        (["passed", "passed"], [PASSED, PASSED], 0, True),
+        (["skipped", "skipped"], [EARLY_SKIP, EARLY_SKIP], 0, True),
+        (["skipped", "skipped"], [EARLY_SKIP, PASSED], 0, False),
+        (["passed", "skipped"], [PASSED, EARLY_SKIP], 0, False),
+        (["passed", "failed"], [PASSED, PASSED], 0, False),
+        (["passed", "passed"], [PASSED, PASSED], 1, False),
+        (["passed", "passed"], [PASSED, StepEnded(left=("env",))], 0, False),
+        (["passed", "passed"], [PASSED, StepEnded(has_exited=True)], 0, False),
+    ],
+)
+def test_a_gang_is_kept_only_if_all_ranks_agree_and_leave_nothing(outcomes, ended, failures, is_clean):
+    step = Step(
+        outcomes=[
+            step_outcome(rank, outcome, report=report, calls=Calls(failures=failures) if rank else None)
+            for rank, (outcome, report) in enumerate(zip(outcomes, ended, strict=True))
+        ]
+    )
+    assert step.is_clean is is_clean
+
+
+def calls(number, **more):
+    counts = (Count("barrier", number),) if number else ()
+    return Calls(groups=(GroupCalls(name=DEFAULT_GROUP, members=(0, 1), counts=counts),), **more)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "report", "failures", "expected"),
+    [
+        ("passed", PASSED, 0, ["passed", "errored"]),
+        ("passed", PASSED, 1, ["passed", "passed"]),
+        ("skipped", EARLY_SKIP, 0, ["skipped", "skipped"]),
+    ],
+)
+def test_an_unmatched_call_is_an_error_unless_a_call_failed_or_a_rank_skipped(outcome, report, failures, expected):
+    step = Step(
+        outcomes=[
+            step_outcome(rank, outcome, report=report, calls=calls(number, failures=failures))
+            for rank, number in enumerate((2, 1))
+        ]
+    )
+    mismatch = step.compare_calls()
+    assert mismatch is step.mismatch
+    assert mismatch.message == "rank 0 called barrier twice in group default, rank 1 once"
+    assert [str(outcome.outcome) for outcome in step.outcomes] == expected
+    changed = [outcome for outcome in step.outcomes if outcome.outcome is Outcome.ERRORED]
+    assert all((outcome.message, outcome.observed) == (mismatch.message, True) for outcome in changed)
+
+
+def test_the_calls_of_ranks_that_disagree_are_not_compared():
+    step = Step(outcomes=[step_outcome(0, "passed", calls=calls(1)), step_outcome(1, "failed", calls=calls(0))])
+    assert (step.compare_calls(), step.mismatch) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("peer", "described"),
+    [
+        ({"outcome": "passed", "calls": calls(0)}, True),
+        ({"outcome": "crashed", "calls": calls(0), "process_ended": True}, True),
+        ({"outcome": "failed", "calls": calls(0)}, False),
+        ({"outcome": "passed"}, False),
+    ],
+)
+def test_an_unmatched_call_is_described_if_all_others_passed_or_died(peer, described):
+    step = Step(outcomes=[step_outcome(0, "passed", calls=calls(1)), step_outcome(1, **peer)])
+    assert bool(step.describe_unmatched_call()) is described
+
+
+def test_the_last_termination_is_known():
+    deaths = [death(0, 1.0), death(1, 3.0), death(2, 4.0, signal.SIGKILL), death(3, 2.0)]
+    step = Step()
+    assert step.last_termination is None
+    for event in deaths:
+        note(step, event)
+    assert step.last_termination == 3.0
+
+
+def test_the_first_failure_is_named():
+    step = Step(outcomes=[step_outcome(0, "skipped"), step_outcome(1, "timed_out"), step_outcome(2, "failed")])
+    assert (step.first_failure, step.has_skipped, step.first_skip.rank) == ("rank 1 timed out", True, 0)
+    assert not Step(outcomes=step.outcomes[1:]).has_skipped
+
+
+TIMEOUT = f"""\
+{12 * "+"} Timeout {12 * "+"}
+{12 * "~"} Stack of Thread-1 (2) {12 * "~"}
+  File "/suite/helper.py", line 2, in work
+    wait()
+{12 * "~"} Stack of MainThread (1) {12 * "~"}
+  File "/suite/test_x.py", line 3, in test_x
+    help()
+  File "/suite/helper.py", line 9, in help
+    wait()
+  File "/x/site-packages/torch/distributed/c10d.py", line 9, in wait
+    work.wait()
+"""
+
+
+def test_an_exit_by_pytest_timeout_is_a_time_out():
+    exits = RankExit(rank=0, status=1, at=1.0, output=Output(stderr=TIMEOUT))
+    outcome = outcome_of_exit(exits, step_of(SET_UP))
+    assert outcome.outcome is Outcome.TIMED_OUT
+    assert outcome.message == "ended by pytest-timeout; it was in /suite/helper.py:9 in help"
+    assert outcome_of_exit(replace(exits, status=2), step_of(SET_UP)).outcome is Outcome.CRASHED
+
+
+@pytest.mark.parametrize(
+    ("earlier", "addition"),
+    [
+        (passed(0, 0.5), ", after it had ended its own part of the test"),
+        (passed(1, 0.5), ""),
+        (failure(0, 0.5), ""),
+    ],
+)
+def test_the_message_of_a_crash_says_whether_its_rank_had_ended_the_test(earlier, addition):
+    step = step_of(SET_UP)
+    note(step, earlier)
+    outcome = outcome_of_exit(death(0, 1.0, signal.SIGSEGV), step)
+    assert outcome.message == f"rank 0 was killed by SIGSEGV{addition}"

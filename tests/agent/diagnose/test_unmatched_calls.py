@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.call_log import DEFAULT_GROUP, Calls, Count, GroupCalls
-from allranks.agent.diagnose.unmatched_calls import find_mismatch
+from allranks.agent.diagnose.unmatched_calls import Mismatch, describe_unmatched_call, find_mismatch, format_ranks
 
 RANKS = 4
 SUBSETS = [(0, 1, 2, 3), (0, 2), (1, 2, 3)]
@@ -201,6 +201,45 @@ def test_another_sender_than_expected_is_named():
     assert find_mismatch(calls).message == "rank 0 sent 1 message that rank 1 did not receive in this test"
 
 
+@pytest.mark.parametrize(
+    ("group", "where"), [(DEFAULT_GROUP, "in this test"), ("7", "in this test, in the group of ranks 0 and 1")]
+)
+@pytest.mark.parametrize(
+    ("counts", "message", "rank"),
+    [
+        ((Count("send", 2, 1), None), "rank 0 sent 2 messages that rank 1 did not receive", 0),
+        ((None, Count("recv", 2, 0)), "rank 1 waits for 2 messages that rank 0 did not send", 1),
+        ((None, Count("recv", 1, None)), "rank 1 waits for 1 message from any rank that no rank sent", 1),
+        ((Count("send", 3, 1), Count("recv", 1, None)), "rank 0 sent 2 messages that rank 1 did not receive", 0),
+    ],
+)
+def test_unmatched_messages_are_counted_and_their_group_is_named(group, where, counts, message, rank):
+    calls = {
+        own: Calls(groups=(GroupCalls(name=group, members=(0, 1), counts=(count,) if count else ()),))
+        for own, count in enumerate(counts)
+    }
+    assert find_mismatch(calls) == Mismatch(message=f"{message} {where}", ranks=(rank,), is_error=True)
+
+
+def test_another_order_of_calls_is_a_notice():
+    message = "not all ranks of group default called the same collectives in the same order, with equal types and sizes"
+    mismatch = find_mismatch(both({"order": 1}, {"order": 2}))
+    assert mismatch == Mismatch(message=message, ranks=(0,), is_error=False)
+    assert find_mismatch(both({"order": 2}, {"order": 2})) is None
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        (numbers(1, 0), "rank 0 called all_reduce once in group default, rank 1 not at all"),
+        (numbers(1, 1), ""),
+        ({**numbers(1, 0), 1: Calls(failures=1)}, ""),
+    ],
+)
+def test_an_unmatched_call_is_described_if_no_call_failed(calls, message):
+    assert describe_unmatched_call(calls) == message
+
+
 def test_a_wrong_tag_is_named():
     calls = both({"counts": (Count("send", 1, 1, 5),)}, {"counts": (Count("recv", 1, 0, 6),)})
     assert find_mismatch(calls).message == (
@@ -257,3 +296,17 @@ def test_one_mismatch_among_many_kinds_is_found():
     counts = [[Count(f"kind{number}", 1 + (number == rank == 1)) for number in range(400)] for rank in range(2)]
     mismatch = find_mismatch(both(*({"counts": tuple(own)} for own in counts)))
     assert mismatch.message == "rank 0 called kind1 once in group default, rank 1 twice"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((3,), "rank 3"),
+        ((0, 1), "ranks 0 and 1"),
+        ((0, 1, 2), "ranks 0-2"),
+        ((0, 2, 4), "ranks 0, 2 and 4"),
+        ((0, 1, 3, 5, 6, 7), "ranks 0, 1, 3 and 5-7"),
+    ],
+)
+def test_ranks_are_listed(ranks, text):
+    assert format_ranks(ranks) == text

@@ -75,14 +75,13 @@ def _groups(calls: Mapping[int, Calls], closed: Collection[str]) -> list[_Group]
 
 
 def _merged(groups: Iterable[_Group]) -> list[_Group]:
-    """Merge groups of the same ranks."""
+    """Merge the counts of groups of the same ranks."""
     merged: dict[tuple[int, ...], _Group] = {}
     for group in groups:
         known = merged.setdefault(tuple(group), group)
         if known is not group:
             merged[tuple(group)] = {
-                rank: replace(own, counts=(*known[rank].counts, *own.counts), unseen=known[rank].unseen + own.unseen)
-                for rank, own in group.items()
+                rank: replace(own, counts=(*known[rank].counts, *own.counts)) for rank, own in group.items()
             }
     return list(merged.values())
 
@@ -169,7 +168,9 @@ def _mismatches_of_receiver(receiver: int, surplus: _Surplus, group: _Group) -> 
     elif excess < 0:
         text = f"rank {receiver} waits for {_messages(-excess)} from any rank that no rank sent {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
-    elif min(known.values(), default=0) >= 0 and _tags_differ([tags for _, tags in surplus.values()], from_any):
+    elif all(number >= 0 for number in known.values()) and _tags_differ(
+        [tags for _, tags in surplus.values()], from_any
+    ):
         text = f"the tags of messages to rank {receiver} are not those that it received {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
 
