@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Self
 
 from allranks.protocol.xml_text import two_ends
 
@@ -98,6 +99,12 @@ class Phase:
     skip_code: int | None = None  # torch's exit code, for a skip that has one
     gpus_needed: int | None = None  # the GPUs that a hardware skip requires; torch's codes end at 8
     raised: tuple[str, ...] = ()  # in a launched rank: the names of its exception's class and base classes
+
+    @classmethod
+    def of_error(cls, when: str, message: str, text: str = "", outcome: Outcome = Outcome.ERRORED) -> Self:
+        """A phase that pytest itself does not report; long texts are cut."""
+        message, text = shorten(message, MESSAGE_LIMIT), shorten(text)
+        return cls(when=when, outcome=outcome, duration=0.0, message=message, text=text)
 
     @property
     def is_plain(self) -> bool:

@@ -35,7 +35,7 @@ from allranks.agent.program import driver_folder
 from allranks.agent.rank.marker_options import has_thread_ranks, is_launcher, time_limit
 from allranks.agent.rank.rank import Assignment, run_rank
 from allranks.protocol.config import seed_of_test
-from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
+from allranks.protocol.outcomes import Phase, may_disagree
 from allranks.protocol.records import Passed, RankEnded, Record
 from allranks.protocol.tracebacks import headline
 
@@ -170,10 +170,4 @@ def _compare_raised(item: pytest.Item, error: BaseException) -> None:
 
 def _hidden(error: BaseException) -> Phase:
     info = pytest.ExceptionInfo.from_exception(error)
-    return Phase(
-        when="teardown",
-        outcome=Outcome.ERRORED,
-        duration=0.0,
-        message=shorten(headline(info.exconly(tryshort=True)), MESSAGE_LIMIT),
-        text=shorten(str(info.getrepr(style="long"))),
-    )
+    return Phase.of_error("teardown", headline(info.exconly(tryshort=True)), str(info.getrepr(style="long")))

@@ -222,11 +222,7 @@ class _Rank:
     def _add_error(self, when: str, what: str, error: Exception) -> None:
         self._calls.mark(error)
         message = f"{what}: {error}".splitlines()[0]
-        text = "".join(traceback.format_exception(error))
-        phase = Phase(
-            when=when, outcome=Outcome.ERRORED, duration=0.0, message=shorten(message, 1000), text=shorten(text)
-        )
-        self._add_phase(phase, error)
+        self._add_phase(Phase.of_error(when, message, "".join(traceback.format_exception(error))), error)
 
     def _run_test(self, command: RunTest) -> StepEnded:
         self._begin_step(command.nodeid)
@@ -253,8 +249,7 @@ class _Rank:
         if (phase := missing_call(self._phases, self._session)) is not None:
             self._add_phase(phase, None)
         if (overrun := self._disk_use.overrun()) is not None:
-            phase = Phase(when="teardown", outcome=Outcome.ERRORED, duration=0.0, message=overrun.message)
-            self._add_phase(phase, None, is_symptom=not overrun.is_own)
+            self._add_phase(Phase.of_error("teardown", overrun.message), None, is_symptom=not overrun.is_own)
         unchecked = self._check_children(item)
         flush_output()
         cold_starts = self._warm.take_reasons() if self._warm is not None else ()
@@ -285,16 +280,7 @@ class _Rank:
             child = errors[0]
             message = f"{child.message(root)}, and the test passed"
             text = table(failed, root) + (child.left.text if child.left else "")
-            self._add_phase(
-                Phase(
-                    when="teardown",
-                    outcome=Outcome.ERRORED,
-                    duration=0.0,
-                    message=shorten(message, MESSAGE_LIMIT),
-                    text=shorten(text),
-                ),
-                None,
-            )
+            self._add_phase(Phase.of_error("teardown", message, text), None)
         if errors or policy == "ignore":
             return ()
         messages = [shorten(child.message(root), MESSAGE_LIMIT) for child in failed]
