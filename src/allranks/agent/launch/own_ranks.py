@@ -162,9 +162,8 @@ class OwnRanks:
         resources = ExitStack()
         add_cleanup(resources.close)
         self._options = options = context.launch_options(case)
-        services = resources.enter_context(context.services())
         self.launch = Launch(
-            services, world_size, lambda launched: work(launched, context.rank_options(options.nodeid)), options
+            context, world_size, lambda launched: work(launched, context.rank_options(options.nodeid)), options
         )
         resources.callback(self.launch.close)
         self.launch.release(self._options)
@@ -224,9 +223,8 @@ class KeptRanks:
         self._names: Sequence[str] = tuple(sorted(dir(type(case))))
         with ExitStack() as resources:
             self.file = resources.enter_context(rendezvous_file())
-            self._services = resources.enter_context(context.services())
             options = context.launch_options(case)
-            self._launch = Launch(self._services, world_size, lambda launched: self._live(case, launched), options)
+            self._launch = Launch(context, world_size, lambda launched: self._live(case, launched), options)
             resources.callback(self._launch.close)
             self._raise_for(self._launch.start(), options)
             self._resources = resources.pop_all()
