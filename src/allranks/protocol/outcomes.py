@@ -54,6 +54,16 @@ def numbers(ranks: Iterable[int]) -> str:
     return ", ".join(_run(run) for run in runs)
 
 
+def compact_numbers(ranks: Iterable[int]) -> str:
+    """Numbers in ascending order, for programs and narrow columns: ``0,2-5``."""
+    return numbers(ranks).replace(" ", "")
+
+
+def named_ranks(ranks: Collection[int]) -> str:
+    """Ranks in ascending order: ``rank 3``, ``ranks 0, 2-5``."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers(ranks)}"
+
+
 def named(names: Sequence[str], most: int = 3) -> str:
     """The first names, and the number of others: ``a, b, c and 4 more``."""
     more = len(names) - most

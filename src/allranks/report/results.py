@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, overload
 
 from allranks.errors import ExitCode
-from allranks.protocol.outcomes import Outcome, SkipKind, numbers
+from allranks.protocol.outcomes import Outcome, SkipKind, compact_numbers, numbers
 from allranks.protocol.tracebacks import line_in
 from allranks.protocol.xml_text import file_of
 from allranks.report.status import Status
@@ -361,7 +361,7 @@ class RankGroup:
     @cached_property
     def passed(self) -> str:
         """The :func:`compact` form of a test that passed on all of them."""
-        return _compact(self.ranks, Outcome.PASSED)
+        return f"{compact_numbers(self.ranks)}:{Outcome.PASSED.value}"
 
     @cached_property
     def slowest(self) -> "array[float]":
@@ -506,11 +506,7 @@ def compact(ranks: Sequence[RankResult]) -> str:
     by_outcome: dict[Outcome, list[int]] = {}
     for rank in ranks:
         by_outcome.setdefault(rank.outcome, []).append(rank.rank)
-    return " ".join(_compact(group, outcome) for outcome, group in by_outcome.items())
-
-
-def _compact(group: Iterable[int], outcome: Outcome) -> str:
-    return f"{numbers(group)}:{outcome.value}".replace(" ", "")
+    return " ".join(f"{compact_numbers(group)}:{outcome.value}" for outcome, group in by_outcome.items())
 
 
 def describe(outcome: Outcome) -> str:

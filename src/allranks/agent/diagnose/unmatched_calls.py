@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from allranks.agent.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, OF, TAGS, Calls, GroupCalls
+from allranks.protocol.outcomes import named_ranks
 
 _TIMES = {0: "not at all", 1: "once", 2: "twice"}
 
@@ -189,11 +190,7 @@ def _name(group: _Group) -> str:
 
 def format_ranks(ranks: Collection[int]) -> str:
     """Format ranks: ``rank 0``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-63``."""
-    # Consecutive ranks have the same difference to their index in the list.
-    runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda at: at[1] - at[0])]
-    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
-    listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+    return " and ".join(named_ranks(ranks).rsplit(", ", 1))
 
 
 def _times(number: int) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.protocol.outcomes import numbers
+from allranks.protocol.outcomes import compact_numbers
 from allranks.protocol.tracebacks import excerpt, folded
 from allranks.protocol.xml_text import cut, readable
 from allranks.report.judged import JobSummary
@@ -285,17 +285,12 @@ def _group(ranks: Sequence[RankResult], limits: _Limits) -> dict[str, Any]:
 def _head(ranks: Sequence[RankResult]) -> dict[str, Any]:
     rank = ranks[0]
     return {
-        "n": compact_numbers(ranks),
+        "n": compact_numbers(rank.rank for rank in ranks),
         "o": rank.outcome.value,
         "m": cut(readable(rank.message), _MESSAGE),
         "by": rank.caused_by,
         "ph": rank.phase,
     }
-
-
-def compact_numbers(ranks: Sequence[RankResult]) -> str:
-    """``0-2,5``."""
-    return numbers(rank.rank for rank in ranks).replace(" ", "")
 
 
 def _attempt(attempt: TestVerdict, limits: _Limits) -> dict[str, Any]:
@@ -335,4 +330,4 @@ def files_of_ranks(root: Path, folder: str) -> Mapping[str, str]:
     for name in names:
         if match := _OF_RANK.fullmatch(name):
             found.setdefault(match[2], []).append(int(match[1]))
-    return {kind: numbers(ranks).replace(" ", "") for kind, ranks in sorted(found.items())}
+    return {kind: compact_numbers(ranks) for kind, ranks in sorted(found.items())}
