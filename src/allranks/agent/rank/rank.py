@@ -56,6 +56,7 @@ from allranks.agent.rank.script_folders import FOLDERS
 from allranks.agent.rank.state import InitialState
 from allranks.agent.rendezvous import rotate_ports, wait_for_store
 from allranks.protocol.config import AgentConfig, TimeLimit
+from allranks.protocol.launcher_variables import variables_of_rank
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.protocol.skip_codes import SkipCode
 
@@ -111,12 +112,8 @@ def _warm_children(code: Path, config: AgentConfig) -> "WarmChildren | None":
 
 def _rank_environment(assignment: Assignment) -> dict[str, str]:
     config, request = assignment.config, assignment.request
-    rank = {
-        "RANK": str(assignment.rank),
-        "LOCAL_RANK": str(config.local_ranks.index(assignment.rank)),
-        "WORLD_SIZE": str(config.world_size),
-        "LOCAL_WORLD_SIZE": str(len(config.local_ranks)),
-    }
+    local_rank = config.local_ranks.index(assignment.rank)
+    rank = variables_of_rank(assignment.rank, config.world_size, local_rank, len(config.local_ranks))
     return {
         **({} if config.launches_ranks else rank),
         **Mark.of_gang(request.gang).environment(assignment.rank),
