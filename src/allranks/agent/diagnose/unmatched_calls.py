@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from allranks.agent.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, OF, TAGS, Calls, GroupCalls
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import named_ranks
 
 _TIMES = {0: "not at all", 1: "once", 2: "twice"}
@@ -138,9 +139,7 @@ def _difference_of_order(group: _Group) -> Mismatch | None:
 
 
 def _describe_numbers(kind: str, numbers: Mapping[int, int], group: _Group) -> str:
-    ranks_of: dict[int, list[int]] = {}
-    for rank, number in numbers.items():
-        ranks_of.setdefault(number, []).append(rank)
+    ranks_of = by_key((number, rank) for rank, number in numbers.items())
     # The ranks that called nothing come last: a sentence that begins with them reads badly.
     (number, ranks), *others = sorted(ranks_of.items(), key=lambda item: (item[0] == 0, item[1]))
     rest = "".join(f", {format_ranks(ranks)} {_times(number)}" for number, ranks in others)

@@ -17,6 +17,7 @@ from allranks.agent.launch.launch import ExpectsExit, Launch, LaunchContext, Lau
 from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions
 from allranks.agent.launch.plain import rendezvous_file
 from allranks.agent.rank.rank_setup import flush_output, leave
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import Outcome, overall
 from allranks.protocol.skip_codes import is_success
 
@@ -83,9 +84,8 @@ def _describe(step: Step, first: StepOutcome) -> Iterator[str]:
 
 def _headlines(outcomes: Iterable[StepOutcome]) -> Iterator[str]:
     """One line for each group of ranks with the same outcome."""
-    groups: dict[tuple[str, str, bool], list[StepOutcome]] = {}
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.rank):
-        groups.setdefault((outcome.outcome, outcome.message, outcome.consequence), []).append(outcome)
+    by_rank = sorted(outcomes, key=lambda outcome: outcome.rank)
+    groups = by_key(((outcome.outcome, outcome.message, outcome.consequence), outcome) for outcome in by_rank)
     for group in groups.values():
         yield _headline(group[0], format_ranks([outcome.rank for outcome in group]))
 

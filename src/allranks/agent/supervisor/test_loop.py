@@ -30,6 +30,7 @@ from allranks.agent.record_stream import Journal
 from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.agent.supervisor.launcher_outcomes import LauncherOutcomes
 from allranks.protocol.config import AgentConfig, Folders, seed_of_test
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import Outcome, disagree, may_disagree
 from allranks.protocol.records import (
     AgentFailed,
@@ -92,9 +93,7 @@ class LoopState:
 
     def changes(self) -> Iterator[Notice]:
         """Yield notices about state that tests changed; names with the same tests share one notice."""
-        by_tests: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        for (name, consequence), nodeids in self.changed.items():
-            by_tests.setdefault((consequence, tuple(nodeids)), []).append(name)
+        by_tests = by_key(((why, tuple(nodeids)), name) for (name, why), nodeids in self.changed.items())
         for (consequence, (first, *others)), names in by_tests.items():
             too = f", and so did {len(others)} other tests" if others else ""
             listed = ", ".join(names[:_MAX_NAMES])

@@ -56,6 +56,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from allranks.errors import ExitCode
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import Outcome, SkipKind, disagree, may_disagree, named_ranks
 from allranks.protocol.skip_codes import gpus_needed
 from allranks.protocol.xml_text import TEXT_LIMIT, cut, first_line
@@ -215,9 +216,7 @@ def _finished_earlier(ranks: Sequence[RankResult], primary: RankResult) -> str:
 
 def _still_running(ranks: Sequence[RankResult]) -> str:
     """Where the aborted ranks were: the timeout of a peer often names the wrong rank."""
-    by_message: dict[str, list[int]] = {}
-    for rank in _with(Outcome.ABORTED, ranks):
-        by_message.setdefault(rank.message, []).append(rank.rank)
+    by_message = by_key((rank.message, rank.rank) for rank in _with(Outcome.ABORTED, ranks))
     groups = [f"{named_ranks(group)}: {message}" for message, group in by_message.items()]
     rest = sum(map(len, [*by_message.values()][_MOST_PARTS:]))
     more = [f"and {rest} more rank{'' if rest == 1 else 's'}"] if rest else []
@@ -358,15 +357,9 @@ def sections(ranks: Sequence[RankResult], primary: RankResult | None) -> Iterato
     """The parts of a verdict's text: the primary failure, if any, then each group of ranks with equal reports."""
     if primary is not None:
         yield [primary], _section([primary])
-    for group in _by_report([rank for rank in ranks if rank.outcome not in _PASSES and rank is not primary]):
+    others = [rank for rank in ranks if rank.outcome not in _PASSES and rank is not primary]
+    for group in by_key(((rank.outcome, rank.message, rank.text), rank) for rank in others).values():
         yield group, _section(group)
-
-
-def _by_report(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
-    groups: dict[tuple[str, ...], list[RankResult]] = {}
-    for rank in ranks:
-        groups.setdefault((rank.outcome.value, rank.message, rank.text), []).append(rank)
-    return groups.values()
 
 
 def _section(ranks: Sequence[RankResult]) -> str:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import compact_numbers
 from allranks.protocol.tracebacks import excerpt, folded
 from allranks.protocol.xml_text import cut, readable
@@ -326,8 +327,5 @@ def files_of_ranks(root: Path, folder: str) -> Mapping[str, str]:
         names = os.listdir(root / folder) if folder else []  # noqa: PTH208 - 200 names, not 200 paths
     except OSError:
         return {}
-    found: dict[str, list[int]] = {}
-    for name in names:
-        if match := _OF_RANK.fullmatch(name):
-            found.setdefault(match[2], []).append(int(match[1]))
+    found = by_key((match[2], int(match[1])) for name in names if (match := _OF_RANK.fullmatch(name)))
     return {kind: compact_numbers(ranks) for kind, ranks in sorted(found.items())}
