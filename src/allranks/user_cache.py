@@ -208,7 +208,7 @@ def _size(folder: Path) -> int:
 
 def write_atomically(file: Path, text: str) -> None:
     """Write a file so that other processes never read a partial one."""
-    draft = file.with_suffix(f".{os.getpid()}")
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(file)
 

@@ -6,7 +6,7 @@ import sys
 
 from blocks import blocks
 
-from allranks.cli.main import _command_line, commands
+from allranks.cli.main import command_line, commands
 
 BLOCKS = {block.kind: block for block in blocks() if block.page == "docs/conformance.md"}
 USE = "import my_backend, torch.distributed as dist; print(dist.Backend.backend_capability['mine'])"
@@ -22,5 +22,5 @@ def test_the_command_is_one_of_allranks():
     [command] = [line for line in BLOCKS["console"].commands if line.startswith("allranks ")]
     _, name, *arguments = shlex.split(command)
     [conformance] = [found for found in commands() if found.name == name]
-    options = _command_line(conformance).parse(arguments, ())
+    options = command_line(conformance).parse(arguments, ())
     assert (options.backend, options.module, options.world_size) == ("mine", "my_backend", (2, 4))

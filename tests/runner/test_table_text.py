@@ -13,7 +13,7 @@ from rich.console import Console
 
 from allranks.runner.listener import RunListener
 from allranks.runner.progress import STATES, JobProgress, RunningTest, Tests
-from allranks.runner.terminal import ranges, render
+from allranks.runner.terminal import render
 
 
 def counted(*running, passed=0, skipped=0, failed=0, **more):
@@ -149,10 +149,3 @@ def test_a_table_fits_into_its_terminal(jobs, failure, width, height):
     found = drawn(run_of(*jobs, failure=failure), width, height)
     assert all(cell_len(line) <= width for line in found)
     assert len(found) <= max(1, height - 1)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((5, 0, 1, 7, 8), "0-1,5,7-8")]
-)
-def test_numbers_are_formatted_as_ranges(numbers, text):
-    assert ranges(numbers) == text

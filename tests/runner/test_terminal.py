@@ -129,7 +129,7 @@ def test_the_table_shows_each_job_with_its_test_and_names_the_first_failure_whil
         # Two of three tests have ended, one of them has failed, and the third one is running.
         assert terminal.row(ONE)[1:3] == ["2/3", "1"]
         assert terminal.row(ONE)[-1] == "u"
-        assert "0-1" in terminal.row(THREE)
+        assert "0,1" in terminal.row(THREE)
         last = next(number for number, line in reversed(list(enumerate(terminal.lines))) if line)
         assert terminal.lines[last - 1].startswith("jobs: 2 running, 1 done; 1 failed; tests: 1 failed, 3 passed of 5;")
         assert terminal.lines[last] == f"{ONE}: rank 1 failed in suite/test_a.py::test_b[x]: no [bold]good"

@@ -12,6 +12,7 @@ from typing import Final
 from allranks.agent import evidence, linux
 from allranks.agent.stacks import Stacks, relative_to
 from allranks.protocol import skip_codes
+from allranks.protocol.grouping import by_key
 from allranks.protocol.tracebacks import headline
 from allranks.protocol.typed_json import RecordError, by_name, decode_line
 from allranks.protocol.xml_text import clipped
@@ -211,10 +212,8 @@ class _Events:
 
     def _positions(self) -> dict[int, str]:
         """Names such as "1 of 2" for unnamed processes of this test, if a process started more than one."""
-        siblings: dict[int, list[int]] = {}
-        for pid, began in self.began.items():  # in the order of their starts
-            if pid not in self.names and began.at >= self.since:
-                siblings.setdefault(began.parent, []).append(pid)
+        unnamed = ((pid, began) for pid, began in self.began.items() if pid not in self.names)
+        siblings = by_key((began.parent, pid) for pid, began in unnamed if began.at >= self.since)
         several = [pids for pids in siblings.values() if len(pids) > 1]
         return {pid: f"{position} of {len(pids)}" for pids in several for position, pid in enumerate(pids, 1)}
 

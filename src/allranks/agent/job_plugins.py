@@ -5,7 +5,7 @@ that runs in jobs is its folder ``agent``. It needs only the standard library, t
 :mod:`allranks.agent` and :mod:`allranks.protocol`. Its module ``hooks`` has some of these functions, whose first
 argument is the plug-in's settings:
 
-``run_tests(settings, loop, with_results_dir)``
+``run_tests(settings, loop)``
     Runs the tests of a :class:`~allranks.agent.supervisor.test_loop.TestLoop` instead of the loop itself, and repeats
     them as a :class:`~allranks.agent.supervisor.test_loop.RepetitionPlan` decides. Only one plug-in of a job can
     have it.

@@ -71,7 +71,7 @@ def commands() -> tuple[Command, ...]:
     return (*_CORE, *added_commands(_CORE))
 
 
-def _command_line(command: Command, make: Callable[..., Any] = ArgumentParser) -> CommandLine[CommandOptions]:
+def command_line(command: Command, make: Callable[..., Any] = ArgumentParser) -> CommandLine[CommandOptions]:
     """Import a command's module and build its command line; `make` creates the parser."""
     kind: type[CommandOptions] = importlib.import_module(command.module).Options
     added = added_options(command.name) if kind.is_extended else ()
@@ -92,7 +92,7 @@ def _run(own: list[str], pytest_args: tuple[str, ...]) -> ExitCode:
     elif given.completion:
         from allranks.cli.completion import script  # noqa: PLC0415
 
-        say(script(given.completion, _top_parser(), commands(), _command_line))
+        say(script(given.completion, _top_parser(), commands(), command_line))
     elif rest == before:
         raise UsageError(
             f"allranks has no option {rest[0]}." if rest else "A command is required.", remedy=see_help(top)
@@ -145,7 +145,7 @@ def _find_command(name: str, before: Sequence[str], top: argparse.ArgumentParser
 
 
 def _run_command(command: Command, arguments: Sequence[str], pytest_args: tuple[str, ...]) -> ExitCode:
-    line = _command_line(command)
+    line = command_line(command)
     if pytest_args and not line.kind.takes_pytest:
         msg = f"This command takes no pytest arguments, but these were given: {shlex.join(pytest_args)}."
         raise UsageError(msg, remedy="Drop -- and everything after it.")

@@ -1,7 +1,6 @@
 """The embedded engine: a job is a process on this host, in a session and a scratch folder of its own."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -42,14 +41,11 @@ from allranks.ownership import (
     process_namespace,
     remove_dead_locks,
 )
+from allranks.protocol.launcher_variables import RANK_VARIABLES
 from allranks.protocol.records import Record
 from allranks.user_cache import cache_folder
 
-_RANK_VARIABLE = re.compile(
-    "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_(?!ETCD_).*"
-    "|ALLRANKS_(PLAN_FILE|PACK))",
-    re.DOTALL,
-)
+_PLAN_VARIABLES: Final = ("ALLRANKS_PLAN_FILE", "ALLRANKS_PACK")
 
 _PEER: Final = "::ffff:127.0.0.1"
 _SLOW_NAME: Final = 0.1
@@ -325,9 +321,12 @@ def without_rank_variables(host: Mapping[str, str]) -> dict[str, str]:
 
     With ``TORCHELASTIC_USE_AGENT_STORE``, for example, torch's rank 0 would wait for a store of another process. A
     plan's variables select the jobs of this machine, which do not concern a run that a test starts.
-    ``TORCHELASTIC_ETCD_*`` are set by users.
     """
-    return {name: value for name, value in host.items() if not _RANK_VARIABLE.fullmatch(name)}
+    return {
+        name: value
+        for name, value in host.items()
+        if not RANK_VARIABLES.fullmatch(name) and name not in _PLAN_VARIABLES
+    }
 
 
 def temporary_folder(scratch: Path) -> tuple[str, str]:

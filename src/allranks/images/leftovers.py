@@ -15,6 +15,7 @@ from docker import APIClient
 
 from allranks.images.docker_client import FAILURES
 from allranks.ownership import exclusive_lock, host_id, image_lock, is_held, is_of_earlier_boot
+from allranks.protocol.grouping import by_key
 
 Listed = Mapping[str, Any]
 """A container, image, volume or network in a list of the daemon."""
@@ -95,11 +96,9 @@ def foreign_builders(client: APIClient) -> list[str]:
 def _unfinished(client: APIClient) -> dict[str, list[Listed]]:
     """The images and containers of unfinished builds, by label."""
     label = {"label": LABEL}
-    builds: dict[str, list[Listed]] = {}
-    for listed in (*client.images(filters={**label, "dangling": True}), *client.containers(all=True, filters=label)):
-        if builder := labels_of(listed).get(LABEL):  # it is empty in finished images, and in their containers
-            builds.setdefault(builder, []).append(listed)
-    return builds
+    found = (*client.images(filters={**label, "dangling": True}), *client.containers(all=True, filters=label))
+    # The label is empty in finished images, and in their containers.
+    return by_key((builder, listed) for listed in found if (builder := labels_of(listed).get(LABEL)))
 
 
 def _is_dead(builder: str, left: Sequence[Listed]) -> bool:

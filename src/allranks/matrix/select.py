@@ -13,6 +13,7 @@ from allranks.matrix.axes import ALWAYS_NAMED, AXES, NO_TORCH, AxisValue, writte
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Cell, Rule
 from allranks.matrix.toml_file import location
+from allranks.protocol.grouping import by_key
 
 SESSION = "dist"
 """The name of the nox session whose parameters are a cell's axes."""
@@ -125,9 +126,7 @@ def prefixes(cells: Sequence[Cell]) -> tuple[Prefix, ...]:
 
 
 def _prefixes(cells: Iterable[Cell], axes: Sequence[str]) -> Iterable[Prefix]:
-    groups: dict[tuple[AxisValue, ...], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(tuple(getattr(cell, axis) for axis in axes), []).append(cell)
+    groups = by_key((tuple(getattr(cell, axis) for axis in axes), cell) for cell in cells)
     for values, members in groups.items():
         common = dict(zip(axes, values, strict=True))
         yield Prefix(_written(common), common, tuple(members))

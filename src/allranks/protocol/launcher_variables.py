@@ -1,6 +1,7 @@
 """The environment variables with which launchers set the rank and the world size of a process."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -31,6 +32,11 @@ OWN: Final = LauncherVariables(
 )
 """torch's own variables, which the agent also sets for its ranks."""
 
+RANK_VARIABLES: Final = re.compile(
+    r"((LOCAL|GROUP|ROLE|NODE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_(?!ETCD_).*", re.DOTALL
+)
+"""The variables of torch that identify a rank and its rendezvous; users set ``TORCHELASTIC_ETCD_*``."""
+
 LAUNCHERS: Final = (
     OWN,
     # Only in the tasks of a step is SLURM_STEP_NUM_TASKS above 1, not in SLURM's batch script or allocation.
@@ -52,6 +58,12 @@ LAUNCHERS: Final = (
     ),
     LauncherVariables("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
+
+
+def variables_of_rank(rank: int, world_size: int, local_rank: int, local_world_size: int) -> dict[str, str]:
+    """The variables with which torch finds out which rank a process is."""
+    names = OWN.rank, OWN.world_size, OWN.local_rank, OWN.local_world_size
+    return dict(zip(names, map(str, (rank, world_size, local_rank, local_world_size)), strict=True))
 
 
 def variables_for(environ: Mapping[str, str]) -> LauncherVariables:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Self
 
 from allranks.protocol.xml_text import two_ends
 
@@ -53,6 +54,16 @@ def numbers(ranks: Iterable[int]) -> str:
     return ", ".join(_run(run) for run in runs)
 
 
+def compact_numbers(ranks: Iterable[int]) -> str:
+    """Numbers in ascending order, for programs and narrow columns: ``0,2-5``."""
+    return numbers(ranks).replace(" ", "")
+
+
+def named_ranks(ranks: Collection[int]) -> str:
+    """Ranks in ascending order: ``rank 3``, ``ranks 0, 2-5``."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers(ranks)}"
+
+
 def named(names: Sequence[str], most: int = 3) -> str:
     """The first names, and the number of others: ``a, b, c and 4 more``."""
     more = len(names) - most
@@ -98,6 +109,12 @@ class Phase:
     skip_code: int | None = None  # torch's exit code, for a skip that has one
     gpus_needed: int | None = None  # the GPUs that a hardware skip requires; torch's codes end at 8
     raised: tuple[str, ...] = ()  # in a launched rank: the names of its exception's class and base classes
+
+    @classmethod
+    def of_error(cls, when: str, message: str, text: str = "", outcome: Outcome = Outcome.ERRORED) -> Self:
+        """A phase that pytest itself does not report; long texts are cut."""
+        message, text = shorten(message, MESSAGE_LIMIT), shorten(text)
+        return cls(when=when, outcome=outcome, duration=0.0, message=message, text=text)
 
     @property
     def is_plain(self) -> bool:

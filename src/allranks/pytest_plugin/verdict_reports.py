@@ -169,8 +169,7 @@ def _reports(item: pytest.Item, test: TestVerdict) -> Iterator[pytest.TestReport
 
 def _failed_phase(test: TestVerdict) -> When:
     """The phase in which the first failed rank failed; "call" if it is unknown, as for a crash or a hang."""
-    leading = next((rank for rank in test.ranks if rank.rank == test.verdict.leading), None)
-    match leading.phase if leading else "":
+    match test.primary.phase if test.primary else "":
         case "setup" | "teardown" as phase:
             return phase
         case _:
@@ -213,6 +212,6 @@ def _representation(test: TestVerdict) -> _Representation:
 
 def _sections(test: TestVerdict) -> list[tuple[str, str]]:
     """The output of the first failed rank."""
-    leading = next((rank for rank in test.ranks if rank.rank == test.verdict.leading), None)
-    streams = (("stdout", leading.stdout), ("stderr", leading.stderr)) if leading else ()
+    primary = test.primary
+    streams = (("stdout", primary.stdout), ("stderr", primary.stderr)) if primary else ()
     return [(f"Captured {name} of rank {test.verdict.leading}", text) for name, text in streams if text]

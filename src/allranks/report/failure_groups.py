@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from allranks.errors import PRECEDENCE, ExitCode
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import numbers
 from allranks.protocol.xml_text import cut, first_line, readable
 from allranks.report.results import ENDED_EARLY, TestVerdict, VerdictKind, VerdictRule, own_failures
@@ -166,9 +167,7 @@ def grouped(of_jobs: Iterable[Sequence[Failure]], blames: "Mapping[GroupKey, Bla
     Errors of jobs are ordered by the precedence of their exit codes, so that causes come first: a job without results
     (3) is often a consequence of an infrastructure failure (4) on another machine.
     """
-    groups: dict[object, list[Failure]] = {}
-    for failure in chain.from_iterable(of_jobs):
-        groups.setdefault(failure.key or object(), []).append(failure)
+    groups = by_key((failure.key or object(), failure) for failure in chain.from_iterable(of_jobs))
     others = groups.pop(OTHERS, [])
     joined = [_joined(group, blames) for group in groups.values()]
     joined.sort(key=lambda failure: (_order(failure), -failure.more))
@@ -201,10 +200,7 @@ def _joined(group: Sequence[Failure], blames: "Mapping[GroupKey, Blame]") -> Fai
 
 def groups_of(tests: Iterable[TestVerdict]) -> dict[GroupKey, list[TestVerdict]]:
     """The failed tests of a job by group: errors of the job itself first, then by size."""
-    groups: dict[GroupKey, list[TestVerdict]] = {}
-    for test in tests:
-        if test.verdict.is_bad:
-            groups.setdefault(key_of(test), []).append(test)
+    groups = by_key((key_of(test), test) for test in tests if test.verdict.is_bad)
     ordered = sorted(
         groups.items(), key=lambda group: (group[1][0].verdict.rule is not VerdictRule.JOB, -len(group[1]))
     )

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from allranks.errors import UsageError
 from allranks.protocol.config import COVERAGE
+from allranks.protocol.grouping import by_key
 from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import clipped, printable, xml_id
 from allranks.report.folder import (
@@ -211,10 +212,11 @@ def _named(paths: Sequence[Path]) -> str:
 def _rank_xml(root: Path, candidates: Sequence[Path], rule: InputRule) -> Gathered:
     """The jobs of the rank XML that matches the pattern."""
     pattern = rule.pattern or _default_pattern(root, candidates)
-    jobs: dict[tuple[str, str], list[ResultFile]] = {}
-    for path in candidates:
-        if match := pattern.match(path.relative_to(root)):
-            jobs.setdefault((match.cell or root.name, match.suite or "tests"), []).append(ResultFile(path, match.rank))
+    jobs = by_key(
+        ((match.cell or root.name, match.suite or "tests"), ResultFile(path, match.rank))
+        for path in candidates
+        if (match := pattern.match(path.relative_to(root)))
+    )
     attempts = (_xml_job(root, key, jobs[key], rule) for key in sorted(jobs))
     return Gathered(run_id=root.name, manifest=None, own_plan=frozenset(), problems=(), attempts=tuple(attempts))
 
@@ -333,9 +335,7 @@ def _policy(manifest: Manifest) -> tuple[object, ...]:
 
 
 def _newest_of_each(root: Path, attempts: Iterable[_Found], run_id: str) -> Iterator[Attempt]:
-    by_job: dict[tuple[str, str], list[_Found]] = {}
-    for found in attempts:
-        by_job.setdefault((found.attempt.cell, found.attempt.suite), []).append(found)
+    by_job = by_key(((found.attempt.cell, found.attempt.suite), found) for found in attempts)
     for key in sorted(by_job):
         yield _newest(root, by_job[key], run_id)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from allranks.errors import AllranksError, ExitCode
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import named
 from allranks.protocol.repetitions import RepetitionTally, command_to_repeat
 from allranks.protocol.tracebacks import excerpt
@@ -304,10 +305,7 @@ class MergedRun:
 
     def _notes_on_jobs(self) -> Iterator[str]:
         """The notices about each job; equal notices of several jobs are combined."""
-        jobs_of_note: dict[str, list[str]] = {}
-        for suite in self.suites:
-            for note in dict.fromkeys(suite.notes):
-                jobs_of_note.setdefault(note, []).append(suite.name)
+        jobs_of_note = by_key((note, suite.name) for suite in self.suites for note in dict.fromkeys(suite.notes))
         for suite in self.suites:
             if suite.all_deselected:
                 yield f"{suite.name}: pytest's options deselected all of its tests ({suite.deselected})."

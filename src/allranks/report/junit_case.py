@@ -18,7 +18,7 @@ from itertools import chain, count
 from operator import mul, ne
 from typing import Final, Literal
 
-from allranks.protocol.outcomes import numbers
+from allranks.protocol.outcomes import compact_numbers
 from allranks.protocol.xml_text import (
     MESSAGE_LIMIT,
     TEXT_LIMIT,
@@ -287,7 +287,7 @@ def _locations(test: TestVerdict, text: str) -> Iterator[str]:
             continue
         end = start + len(section)
         own = own_text(ranks[0])
-        yield f"{numbers(rank.rank for rank in ranks).replace(' ', '')}@{end - len(own)}+{len(own)}"
+        yield f"{compact_numbers(rank.rank for rank in ranks)}@{end - len(own)}+{len(own)}"
 
 
 def _type(verdict: Verdict) -> str:

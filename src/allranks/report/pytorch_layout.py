@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import ResultsError
+from allranks.protocol.grouping import by_key
 from allranks.protocol.xml_text import MESSAGE_LIMIT, attribute, clean_cut, element_text, file_of
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import CellSuite
@@ -46,10 +47,7 @@ class PyTorchLayout:
 
     def add(self, suite: CellSuite) -> None:
         """Write a report for each test file of the job; ResultsError if that fails."""
-        files: dict[str, list[TestVerdict]] = {}
-        for test in suite.tests:
-            files.setdefault(_file(test), []).append(test)
-        for file, tests in files.items():
+        for file, tests in by_key((_file(test), test) for test in suite.tests).items():
             try:
                 self._write(suite, file, tests)
             except OSError as error:

@@ -10,7 +10,7 @@ from itertools import islice
 from math import isfinite
 from typing import Final, Self
 
-from allranks.protocol.outcomes import numbers
+from allranks.protocol.outcomes import named_ranks
 from allranks.protocol.records import EnteredCollective, FailureCourse, PhaseEnd, RankEnded, Record, Tagged, TestStarted
 from allranks.protocol.xml_text import clean_cut, printable, readable, xml_id
 from allranks.report.results import RankResult
@@ -165,8 +165,8 @@ def absences(timeline: RankTimeline, ranks: Sequence[RankResult]) -> Iterator[st
         if missing := missing_ranks(timeline, collective, ranks):
             since = f"{_seconds(max(0.0, end - min(collective.seconds)))} before the end"
             first = f", rank {collective.first} first," if len(collective.ranks) > 1 else ""
-            called = f"{_ranks(collective.ranks)} called it{first} {since}"
-            yield f"{_ranks(missing)} never called {collective.name}; {called}"
+            called = f"{named_ranks(collective.ranks)} called it{first} {since}"
+            yield f"{named_ranks(missing)} never called {collective.name}; {called}"
 
 
 def waits(timeline: RankTimeline, ranks: Sequence[RankResult]) -> Iterator[str]:
@@ -176,10 +176,6 @@ def waits(timeline: RankTimeline, ranks: Sequence[RankResult]) -> Iterator[str]:
     span, widest = max(spans, key=lambda pair: pair[0], default=(0.0, None))
     if widest is not None and span >= LATE:
         yield f"rank {widest.latest} called {widest.name} {_seconds(span)} after rank {widest.first}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers(ranks)}"
 
 
 def _seconds(seconds: float) -> str:

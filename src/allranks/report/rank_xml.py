@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Final
 from xml.parsers import expat
 
+from allranks.protocol.grouping import by_key
 from allranks.protocol.records import MOST_RANKS
 from allranks.report.case_details import CaseDetails
 from allranks.report.folder import ResultFile, rejection
 from allranks.report.junit_reader import JUnitReader, UnreadableError
 from allranks.report.plain_cases import CaseRun, KnownCases, PlainCases
-from allranks.report.results import ABSENT, Arrivals, Durations, Key, RankFile, RankResult, fold
+from allranks.report.results import ABSENT, Arrivals, Durations, Key, RankFile, fold
 from allranks.report.untrusted import number, whole_number
 from allranks.report.vocabulary import UnknownError
 
@@ -233,10 +234,7 @@ def _implausible(reader: _Columns, stated: int | None, rank: int | None) -> str:
 
 def _folded(file: RankFile) -> RankFile:
     """Fold several results of one test; tests stay in the order of their first result."""
-    by_test: dict[str, list[RankResult]] = {}
-    for result in file.results:
-        by_test.setdefault(result.nodeid, []).append(result)
-    results = [fold(same) for same in by_test.values()]
+    results = [fold(same) for same in by_key((result.nodeid, result) for result in file.results).values()]
     keys = {key.nodeid: key for key in reversed(file.keys)}
     return replace(
         file,

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, overload
 
 from allranks.errors import ExitCode
-from allranks.protocol.outcomes import Outcome, SkipKind, numbers
+from allranks.protocol.grouping import by_key
+from allranks.protocol.outcomes import Outcome, SkipKind, compact_numbers, numbers
 from allranks.protocol.tracebacks import line_in
 from allranks.protocol.xml_text import file_of
 from allranks.report.status import Status
@@ -365,7 +366,7 @@ class RankGroup:
     @cached_property
     def passed(self) -> str:
         """The :func:`compact` form of a test that passed on all of them."""
-        return _compact(self.ranks, Outcome.PASSED)
+        return f"{compact_numbers(self.ranks)}:{Outcome.PASSED.value}"
 
     @cached_property
     def slowest(self) -> "array[float]":
@@ -441,11 +442,12 @@ def rank_groups(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:
 
 def results_of(nodeid: str, groups: Iterable[RankGroup]) -> list[RankResult]:
     """The results of one test, one for each rank that reports it: the worse one if several files do."""
-    by_rank: dict[int, list[RankResult]] = {}
-    for group in groups:
-        if (index := group.index.get(nodeid)) is not None:
-            for file in group.files:
-                by_rank.setdefault(file.rank or 0, []).append(file.result(index))
+    by_rank = by_key(
+        (file.rank or 0, file.result(index))
+        for group in groups
+        if (index := group.index.get(nodeid)) is not None
+        for file in group.files
+    )
     return [fold(same) for same in by_rank.values()]
 
 
@@ -507,14 +509,8 @@ def compact(ranks: Sequence[RankResult]) -> str:
     """``0-2,5:passed 3-4:failed``: every rank with its outcome, for programs."""
     if isinstance(ranks, PassedRanks):
         return ranks.group.passed
-    by_outcome: dict[Outcome, list[int]] = {}
-    for rank in ranks:
-        by_outcome.setdefault(rank.outcome, []).append(rank.rank)
-    return " ".join(_compact(group, outcome) for outcome, group in by_outcome.items())
-
-
-def _compact(group: Iterable[int], outcome: Outcome) -> str:
-    return f"{numbers(group)}:{outcome.value}".replace(" ", "")
+    by_outcome = by_key((rank.outcome, rank.rank) for rank in ranks)
+    return " ".join(f"{compact_numbers(group)}:{outcome.value}" for outcome, group in by_outcome.items())
 
 
 def describe(outcome: Outcome) -> str:
@@ -524,9 +520,7 @@ def describe(outcome: Outcome) -> str:
 
 def rank_summary(ranks: Sequence[RankResult], primary: RankResult | None = None) -> str:
     """``0, 2-3 aborted by rank 1; 1 failed (primary failure)``: every rank with its outcome, grouped by outcome."""
-    by_outcome: dict[str, list[int]] = {}
-    for rank in ranks:
-        by_outcome.setdefault(_with_role(rank, primary), []).append(rank.rank)
+    by_outcome = by_key((_with_role(rank, primary), rank.rank) for rank in ranks)
     return "; ".join(f"{numbers(group)} {outcome}" for outcome, group in by_outcome.items())
 
 

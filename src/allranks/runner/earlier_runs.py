@@ -25,7 +25,7 @@ from allranks.report.judge.rules import VerdictPolicy
 from allranks.runner.durations import Durations, DurationsError, parse, read_durations, render
 from allranks.runner.results_folder import RunFolder, as_results_error
 from allranks.runner.retry_policy import JobSelection, RerunScope, newest_attempt, select_rerun
-from allranks.user_cache import hold
+from allranks.user_cache import hold, write_atomically
 
 _VALUES = "v"
 """The folder of pytest's cache that holds values; the rest is documentation or belongs to tests."""
@@ -142,9 +142,7 @@ def take_snapshot(
 def _snapshot(copy: Path, durations: Path, say: Callable[[str], None], known: Durations | None) -> Durations:
     """The run's own copy of the durations, created if missing."""
     if not copy.exists():
-        draft = copy.with_name(f".{copy.name}")
-        draft.write_text(render(read_durations(durations, say) if known is None else known), encoding="utf-8")
-        draft.replace(copy)
+        write_atomically(copy, render(read_durations(durations, say) if known is None else known))
     try:
         return parse(copy.read_text(encoding="utf-8"))
     except DurationsError as error:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from allranks.colors import painted
 from allranks.interruption import block_signals
+from allranks.protocol.outcomes import compact_numbers
 from allranks.protocol.xml_text import for_terminal, printable
 from allranks.report.judged import MergedRun
 from allranks.runner.console import watching
@@ -109,23 +110,12 @@ def _tests(job: JobProgress) -> str:
     return f"{tests.counts.total()}/{'?' if tests.collected is None else tests.collected}"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """Format numbers as ranges: ``0-3,6``."""
-    groups: list[list[int]] = []
-    for number in sorted(numbers):
-        if groups and groups[-1][-1] == number - 1:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-    return ",".join(f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in groups)
-
-
 _COLUMNS: Final = (
     _Column("job", lambda job: job.job_id),
     _Column("state", lambda job: job.rate or job.queue_status or job.state),
     _Column("tests", _tests, "right"),
     _Column("failed", lambda job: str(job.tests.counts["failed"] or ""), "right"),
-    _Column("GPUs", lambda job: ranges(job.gpus)),
+    _Column("GPUs", lambda job: compact_numbers(job.gpus)),
     _Column("time", lambda job: format_duration(job.seconds), "right"),
 )
 _DROPPED_FIRST: Final = ("GPUs", "time", "failed", "tests", "state")

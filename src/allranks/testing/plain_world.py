@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from allranks.protocol.outcomes import named_ranks
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.shared_files import DEFAULT_TIMEOUT, PeerTimeoutError
 
@@ -123,8 +124,8 @@ class PlainWorld:
             store.set(keys[self._environment.rank], "")
             store.wait(keys, timedelta(seconds=self.timeout))
         except RuntimeError as error:
-            missing = [str(rank) for rank in range(size) if not _has_key(store, keys[rank])]
-            why = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(missing)} did not arrive"
+            missing = [rank for rank in range(size) if not _has_key(store, keys[rank])]
+            why = f"{named_ranks(missing)} did not arrive"
             raise self._timeout_error(why) from error
 
     def _timeout_error(self, why: str) -> PeerTimeoutError:

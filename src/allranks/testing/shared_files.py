@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from allranks.protocol.outcomes import named_ranks
+
 
 def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
     """Poll a condition with increasing pauses until it is true or the time is up.
@@ -77,10 +79,9 @@ class FileBarrier:
         self._round += 1
         self._file(self._round, self._rank).touch()
         if not wait_until(lambda: not self._missing(), timeout) and (missing := self._missing()):
-            ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}"
             msg = (
-                f"rank {self._rank} waited {timeout:g} s at the file barrier, but {ranks} did not arrive "
-                f"(call {self._round} of this test)"
+                f"rank {self._rank} waited {timeout:g} s at the file barrier, "
+                f"but {named_ranks(missing)} did not arrive (call {self._round} of this test)"
             )
             raise PeerTimeoutError(msg)
         self._file(self._round - 1, self._rank).unlink(missing_ok=True)

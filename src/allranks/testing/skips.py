@@ -221,9 +221,7 @@ def require_accelerators(n: int) -> Requirement:
     def check() -> None:
         import torch
 
-        # torch.accelerator exists since torch 2.6. With older versions, only CUDA devices are counted.
-        accelerator = getattr(torch, "accelerator", torch.cuda)
-        count = int(accelerator.device_count()) if accelerator.is_available() else 0
+        count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
         if count == 0:
             skip(SkipCode.NO_ACCELERATOR, gpus=n)
         if count < n:

@@ -31,6 +31,7 @@ from allranks.agent.diagnose.unmatched_calls import format_ranks
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.launch.plain import default_limit, default_timeout
 from allranks.protocol.config import TimeLimit
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.skip_codes import SkipCode
 from allranks.testing.markers import unregistered_mark
@@ -138,9 +139,7 @@ def _error(leading: Ending, endings: Sequence[Ending]) -> RankThreadError:
 
 def _peer_lines(peers: Sequence[Ending], leading: Ending) -> Iterator[str]:
     """One line for each group of peers with the same outcome."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for peer in peers:
-        groups.setdefault((_describe_peer(peer, leading), _where(peer)), []).append(peer.rank)
+    groups = by_key(((_describe_peer(peer, leading), _where(peer)), peer.rank) for peer in peers)
     for (description, where), ranks in groups.items():
         subject = "it" if len(ranks) == 1 else "each"
         yield f"  {format_ranks(ranks)} {description}{f': {subject} {where}' if where else ''}"

@@ -16,7 +16,7 @@ from agent_run import CONFIG
 from allranks.agent import linux
 from allranks.agent.gangs import forks
 from allranks.agent.gangs.forks import ForkServer, ForkServerError, RankRegistry
-from allranks.agent.gangs.local_ranks import open_connections
+from allranks.agent.gangs.local_ranks import open_rank
 from allranks.agent.job_end import JobEnd, StopRequestedError
 from allranks.agent.orphans import Mark
 from allranks.agent.program import FinalResult, Finish, Program, SessionEnded, StartRanks, parse_reply, parse_start
@@ -335,8 +335,8 @@ REQUEST = StartRanks(ranks=(0, 1), gang=1)
 
 def start_ranks(server, end):
     with ExitStack() as undo:
-        ends = [open_connections(number, None, undo) for number in REQUEST.ranks]
-        return server.start_ranks(REQUEST, ends, end)
+        ranks = [open_rank(number, None, undo) for number in REQUEST.ranks]
+        server.start_ranks(REQUEST, ranks, end)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from allranks.agent.nodes.connection import (
     is_proof,
     make_proof,
 )
-from allranks.agent.nodes.messages import FollowerProof, Inspected, LeaderProof, Outputs, SendCommand, StopRanks
+from allranks.agent.nodes.messages import FollowerProof, LeaderProof, Outputs, StopRanks
 from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
 from allranks.agent.stacks import Stacks
@@ -50,9 +50,10 @@ MESSAGES = st.lists(
     st.builds(LeaderProof, proof=TEXT)
     | st.builds(FollowerProof, node=RANKS, nonce=TEXT, proof=TEXT)
     | st.builds(StartRanks, gang=RANKS, environment=st.dictionaries(TEXT, TEXT), fresh=st.dictionaries(RANKS, TEXT))
-    | st.builds(SendCommand, command=st.builds(End, is_condemned=st.booleans()) | st.builds(Disturb, how=TEXT))
+    | st.builds(End, is_condemned=st.booleans())
+    | st.builds(Disturb, how=TEXT)
     | st.builds(StopRanks, ranks=st.lists(RANKS).map(tuple), how=st.sampled_from(Stop))
-    | st.builds(Inspected, inspection=EXAMINATIONS)
+    | EXAMINATIONS
     | st.builds(Outputs, ranks=st.dictionaries(RANKS, st.builds(Output, stdout=TEXT, stderr=TEXT)))
     | st.builds(RankReport, rank=RANKS, at=st.floats(0, 1e9), message=st.builds(StepEnded, nodeid=TEXT))
     | st.builds(RankExit, rank=RANKS, at=st.floats(0, 1e9), status=st.none() | st.integers(-64, 255)),

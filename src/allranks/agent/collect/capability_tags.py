@@ -6,6 +6,7 @@ import pytest
 
 from allranks.agent.marks import CONFORMANCE
 from allranks.agent.program import batches
+from allranks.protocol.grouping import by_key
 from allranks.protocol.records import Tagged
 
 _LONGEST_VALUE = 60
@@ -14,10 +15,7 @@ _LONGEST_VALUE = 60
 
 def tagged(items: Iterable[pytest.Item]) -> Iterator[Tagged]:
     """The tags of all tagged tests, grouped by equal tags."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for item in items:
-        if tags := tags_of(item):
-            groups.setdefault(tags, []).append(item.nodeid)
+    groups = by_key((tags, item.nodeid) for item in items if (tags := tags_of(item)))
     for tags, tests in groups.items():
         for part in batches(tests):
             yield Tagged(tests=part, tags=tags)

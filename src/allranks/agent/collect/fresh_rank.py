@@ -21,7 +21,7 @@ from allranks.agent.diagnose.stacks import STACKS_SIGNAL
 from allranks.agent.orphans import Mark
 from allranks.agent.program import Reply, ServerStart, StartRanks
 from allranks.agent.rank import rank_setup
-from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, shorten
+from allranks.protocol.outcomes import Phase
 from allranks.protocol.records import AgentFailed, CollectionFailed
 from allranks.protocol.typed_json import by_name, decode_line, encode_line
 
@@ -107,15 +107,8 @@ def _report(rank: FreshRank, texts: Sequence[str]) -> None:
     text = "\n".join(texts)
     lines = [line for line in text.splitlines() if line.strip()]
     message = f"the test's files could not be imported again in a new process: {''.join(lines[-1:])}"
-    phase = Phase(
-        when="setup",
-        outcome=Outcome.ERRORED,
-        duration=0.0,
-        message=shorten(message, MESSAGE_LIMIT),
-        text=shorten(text or message),
-    )
     with suppress(OSError):
-        RankEnd(rank.connection).send(StepEnded(phases=(phase,)))
+        RankEnd(rank.connection).send(StepEnded(phases=(Phase.of_error("setup", message, text or message),)))
 
 
 if __name__ == "__main__":

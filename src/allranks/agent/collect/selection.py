@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from allranks.agent.program import ItemOptions
 from allranks.protocol.config import JobShard
+from allranks.protocol.grouping import by_key
 from allranks.protocol.xml_text import xml_id
 
 if TYPE_CHECKING:
@@ -98,9 +99,6 @@ def expected_seconds(names: Sequence[str], known: Mapping[str, float]) -> list[f
 
 def units(keys: Sequence[Hashable], seconds: Sequence[float], names: Sequence[str]) -> list[Unit]:
     """Group the tests with equal keys into units."""
-    members: dict[Hashable, list[int]] = {}
-    for index, key in enumerate(keys):
-        members.setdefault(key, []).append(index)
     return [
         Unit(
             members=tuple(indices),
@@ -108,7 +106,7 @@ def units(keys: Sequence[Hashable], seconds: Sequence[float], names: Sequence[st
             # fsum is exact, so the sum does not depend on the order of collection.
             seconds=math.fsum([GANG_SECONDS, *(seconds[index] for index in indices)]),
         )
-        for indices in members.values()
+        for indices in by_key((key, index) for index, key in enumerate(keys)).values()
     ]
 
 

@@ -15,6 +15,7 @@ from allranks.agent.channel import RankHang
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.diagnose.unmatched_calls import format_ranks
 from allranks.agent.stacks import Stacks
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import Outcome
 
 _Calls = Mapping[int, Sequence[LastCall]]
@@ -350,7 +351,5 @@ def describe_diverging_groups(calls: _Calls) -> str:
     current = {rank: own[0] for rank, own in sorted(calls.items()) if own and own[0].kind not in MESSAGES}
     if len({call.group for call in current.values()}) < 2:
         return ""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, call in current.items():
-        ranks_of.setdefault(f"{call.kind} #{call.number} of group {call.group}", []).append(rank)
+    ranks_of = by_key((f"{call.kind} #{call.number} of group {call.group}", rank) for rank, call in current.items())
     return ", ".join(f"{format_ranks(ranks)} called {name}" for name, ranks in ranks_of.items())

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from allranks.agent.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, OF, TAGS, Calls, GroupCalls
+from allranks.protocol.grouping import by_key
+from allranks.protocol.outcomes import named_ranks
 
 _TIMES = {0: "not at all", 1: "once", 2: "twice"}
 
@@ -136,9 +138,7 @@ def _difference_of_order(group: _Group) -> Mismatch | None:
 
 
 def _describe_numbers(kind: str, numbers: Mapping[int, int], group: _Group) -> str:
-    ranks_of: dict[int, list[int]] = {}
-    for rank, number in numbers.items():
-        ranks_of.setdefault(number, []).append(rank)
+    ranks_of = by_key((number, rank) for rank, number in numbers.items())
     # The ranks that called nothing come last: a sentence that begins with them reads badly.
     (number, ranks), *others = sorted(ranks_of.items(), key=lambda item: (item[0] == 0, item[1]))
     rest = "".join(f", {format_ranks(ranks)} {_times(number)}" for number, ranks in others)
@@ -190,11 +190,7 @@ def _name(group: _Group) -> str:
 
 def format_ranks(ranks: Collection[int]) -> str:
     """Format ranks: ``rank 0``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-63``."""
-    # Consecutive ranks have the same difference to their index in the list.
-    runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda at: at[1] - at[0])]
-    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
-    listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+    return " and ".join(named_ranks(ranks).rsplit(", ", 1))
 
 
 def _times(number: int) -> str:

@@ -24,9 +24,8 @@ from allranks.agent.gangs.local_ranks import (
     Echo,
     LocalRanks,
     Pending,
-    RankConnections,
     RankProcess,
-    open_connections,
+    open_rank,
     stack_files,
 )
 from allranks.agent.job_end import JobEnd
@@ -156,7 +155,7 @@ class ForkServer:
             # It ended with unread requests.
             return b"", 0
 
-    def start_ranks(self, request: StartRanks, ends: Sequence[RankConnections], end: JobEnd) -> list[RankProcess]:
+    def start_ranks(self, request: StartRanks, ranks: Sequence[RankProcess], end: JobEnd) -> None:
         """Fork ranks, and pass them their ends of the connections.
 
         Raises:
@@ -164,24 +163,23 @@ class ForkServer:
         """
         with self._lock:
             self._requests.add(encode_message(request))
-            for connections in ends:
+            for rank in ranks:
                 try:
-                    socket.send_fds(self._handover, [b"."], connections.rank_ends)
+                    socket.send_fds(self._handover, [b"."], rank.rank_ends)
                 except OSError as error:
                     raise ForkServerError(self.describe_exit()) from error
             answer = self._forked(end)
-        if answer.error or len(answer.pids) != len(ends):
+        if answer.error or len(answer.pids) != len(ranks):
             raise OSError(answer.error or "the fork server reports other ranks than requested")
         pidfds: list[int] = []
         with ExitStack() as undo:
-            # From the first `process` call on nothing may fail: the caller would close some ends twice.
+            # From the first `note_fork` on nothing may fail: the caller would close some ends twice.
             for pid in answer.pids:
                 pidfds.append(os.pidfd_open(pid))
                 undo.callback(os.close, pidfds[-1])
             undo.pop_all()
-        return [
-            connections.process(pid, pidfd) for connections, pid, pidfd in zip(ends, answer.pids, pidfds, strict=True)
-        ]
+        for rank, pid, pidfd in zip(ranks, answer.pids, pidfds, strict=True):
+            rank.note_fork(pid, pidfd)
 
     def _forked(self, end: JobEnd) -> Forked:
         for reply in self.replies(end, START_TIMEOUT):
@@ -338,14 +336,14 @@ class LocalNode:
         with ExitStack() as undo, self.registry.expecting(mark):
             undo.callback(remove_tree, shared)
             echo = None if request.launches else self.echo
-            ends = [open_connections(number, echo, undo) for number in numbers]
+            ranks = [open_rank(number, echo, undo) for number in numbers]
             own = replace(
                 request,
                 ranks=tuple(numbers),
                 results=self.folders.results,
                 environment={**request.environment, **recording},
             )
-            ranks = self.server.start_ranks(own, ends, self.end)
+            self.server.start_ranks(own, ranks, self.end)
             self.registry.register(mark, [rank.pid for rank in ranks])
             undo.pop_all()
         return LocalRanks(

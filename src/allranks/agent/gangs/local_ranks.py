@@ -57,19 +57,29 @@ Echo = Callable[[int, str], None]
 
 @dataclass(kw_only=True, eq=False)
 class RankProcess:
-    """The supervisor's side of one rank."""
+    """The supervisor's side of one rank, from :func:`open_rank` on."""
 
     number: int
-    pid: int
-    # The session and process group that the rank was forked into. It leads neither, so a test may create new ones.
-    session: int
-    pidfd: int  # readable when the process has ended (pidfd_open(2))
     link: Link
     stdout: OutputStream
     stderr: OutputStream
     call_log: int  # descriptor
+    rank_ends: tuple[int, ...]  # until the fork, descriptors: connection, standard output, standard error, call log
+    pid: int = 0
+    # The session and process group that the rank was forked into. It leads neither, so a test may create new ones.
+    session: int = 0
+    pidfd: int = -1  # readable when the process has ended (pidfd_open(2))
     exit_status: int | None = None  # ``os.waitstatus_to_exitcode`` of its end; None while it lives
     state_before: str = ""  # the state of the process before it was frozen; empty while it is not
+
+    def note_fork(self, pid: int, pidfd: int) -> None:
+        """Close this process's copies of the rank's ends, which the forked rank has."""
+        self.pid = self.link.pid = pid
+        self.pidfd = pidfd
+        self.session = linux.session_of(pid) or pid
+        for descriptor in self.rank_ends:
+            with suppress(OSError):
+                os.close(descriptor)
 
     def signal(self, number: int) -> None:
         """Send a signal to the rank alone; a frozen rank handles it and continues.
@@ -137,7 +147,8 @@ class RankProcess:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The supervisor's descriptors of this rank."""
-        return self.pidfd, self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.call_log
+        pidfd = (self.pidfd,) if self.pid else ()
+        return *pidfd, self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.call_log
 
     def close(self) -> None:
         """Close the supervisor's descriptors of this rank."""
@@ -146,42 +157,8 @@ class RankProcess:
             os.close(descriptor)
 
 
-@dataclass(frozen=True, eq=False)
-class RankConnections:
-    """Both ends of the connections of a rank that is about to be forked."""
-
-    number: int
-    link: Link
-    stdout: OutputStream
-    stderr: OutputStream
-    call_log: int
-    rank_ends: tuple[int, ...]  # descriptors: connection, standard output, standard error, call log
-
-    @property
-    def supervisor_ends(self) -> tuple[int, ...]:
-        """The supervisor's descriptors."""
-        return self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.call_log
-
-    def process(self, pid: int, pidfd: int) -> RankProcess:
-        """Close this process's copies of the rank's ends, and return the forked rank that has them."""
-        self.link.pid = pid
-        for descriptor in self.rank_ends:
-            with suppress(OSError):
-                os.close(descriptor)
-        return RankProcess(
-            number=self.number,
-            pid=pid,
-            session=linux.session_of(pid) or pid,
-            pidfd=pidfd,
-            link=self.link,
-            stdout=self.stdout,
-            stderr=self.stderr,
-            call_log=self.call_log,
-        )
-
-
-def open_connections(number: int, echo: Echo | None, undo: ExitStack) -> RankConnections:
-    """Open the connections of one rank; `undo` closes them."""
+def open_rank(number: int, echo: Echo | None, undo: ExitStack) -> RankProcess:
+    """Open the connections of a rank that is about to be forked; `undo` closes them."""
     link, rank_end = link_pair()
     undo.callback(link.close)
     undo.callback(os.close, rank_end)
@@ -191,7 +168,7 @@ def open_connections(number: int, echo: Echo | None, undo: ExitStack) -> RankCon
     for descriptor in logs:
         undo.callback(os.close, descriptor)
     echo_line = None if echo is None else lambda line: echo(number, line)
-    return RankConnections(
+    return RankProcess(
         number=number,
         link=link,
         stdout=OutputStream(stdout_in, echo_line),
@@ -214,14 +191,12 @@ def fork_ranks(numbers: Iterable[int], rank_main: RankMain, echo: Echo | None = 
     try:
         for number in numbers:
             with linux.adopting_orphans(), ExitStack() as undo:
-                connections = open_connections(number, echo, undo)
-                inherited = [
-                    *connections.supervisor_ends,
-                    *(descriptor for rank in ranks for descriptor in rank.descriptors),
-                ]
-                pid = fork_rank(number, connections.rank_ends, rank_main, inherited)
+                new = open_rank(number, echo, undo)
+                inherited = [descriptor for rank in (*ranks, new) for descriptor in rank.descriptors]
+                pid = fork_rank(number, new.rank_ends, rank_main, inherited)
                 undo.callback(_kill, pid)
-                ranks.append(connections.process(pid, os.pidfd_open(pid)))
+                new.note_fork(pid, os.pidfd_open(pid))
+                ranks.append(new)
                 undo.pop_all()
     except BaseException:
         for rank in ranks:

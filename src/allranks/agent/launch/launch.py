@@ -42,10 +42,6 @@ def expect_no_exit(_rank: int, _status: int) -> bool:
     return False
 
 
-def _ignore(*_: object) -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
     """How one multi-process test is run."""
@@ -55,38 +51,60 @@ class LaunchOptions:
     may_disagree: bool = False  # some ranks may skip while others run
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchServices:
-    """The services that an agent, or a plain test runner, provides to launched ranks."""
+class LaunchContext(Journal, Protocol):
+    """Connects multi-process tests to their runner: an agent, or plain pytest or unittest.
 
-    results: Path  # folder of the ranks' files
-    journal: Journal  # receives the ranks' outcomes
-    limits: TimeLimits
-    show_output: Callable[[Mapping[int, Output]], None] = _ignore  # called with each rank's output after a step
-    # Called with the number of ranks when they start a test, which starts the test's time limit.
-    on_release: Callable[[int], None] = _ignore
-    on_quit: Callable[[], None] = _ignore  # called when the user has quit a debugger in a rank
-    echo: Echo | None = None  # called immediately with each line that a rank prints
-    code: Path | None = None  # paths in messages are relative to this folder
+    It receives the records of the ranks' outcomes.
+
+    Attributes:
+        echo: Called immediately with each line that a rank prints.
+        code: Paths in messages are relative to this folder.
+    """
+
+    echo: Echo | None
+    code: Path | None
+
+    @property
+    def limits(self) -> TimeLimits:
+        """The time limits of the ranks."""
+
+    def results(self) -> AbstractContextManager[Path]:
+        """Provide the folder for the files of ranks, which must end within the ``with`` block."""
+
+    def launch_options(self, case: unittest.TestCase) -> LaunchOptions:
+        """The options of the running test for the launching process."""
+
+    def rank_options(self, nodeid: str) -> RankOptions:
+        """The options of a test for its ranks; called in a rank."""
+
+    def show_output(self, outputs: Mapping[int, Output]) -> None:
+        """Show each rank's output after a step."""
+
+    def note_release(self, world_size: int) -> None:
+        """Start the time limit of a test: so many ranks start it."""
+
+    def note_quit(self) -> None:
+        """Handle that the user has quit a debugger in a rank."""
 
 
 class Launch:
     """The ranks of a multi-process test, or of a class of such tests, from their start to their end."""
 
     def __init__(
-        self, services: LaunchServices, world_size: int, work: Callable[[LaunchedRank], int], first: LaunchOptions
+        self, context: LaunchContext, world_size: int, work: Callable[[LaunchedRank], int], first: LaunchOptions
     ) -> None:
         self.world_size = world_size
         self.last = first  # the test that the ranks started last
-        self._services = services
+        self._context = context
         self._is_closed = False
         self._resources = ExitStack()
         with ExitStack() as resources:
+            results = resources.enter_context(context.results())
             resources.enter_context(linux.adopting_orphans())
             never = JobEnd()
             resources.callback(never.close)
-            self.ranks = _start_ranks(services, world_size, work)
-            self._gang = _lead(self.ranks, services.limits, never)
+            self.ranks = _start_ranks(context, results, world_size, work)
+            self._gang = _lead(self.ranks, context.limits, never)
             self._resources = resources.pop_all()
 
     def start(self) -> Step:
@@ -142,10 +160,10 @@ class Launch:
     def release(self, options: LaunchOptions) -> None:
         """Report that the ranks start this test."""
         self.last = options
-        self._services.on_release(self.world_size)
+        self._context.note_release(self.world_size)
 
     def _deadlines(self, options: LaunchOptions) -> Deadlines:
-        skip = None if options.may_disagree else SKIP_GRACES * self._services.limits.peer_grace
+        skip = None if options.may_disagree else SKIP_GRACES * self._context.limits.peer_grace
         return Deadlines(limit=options.limit, skip=skip)
 
     def _supervise(self, wait: Callable[[], Step]) -> Step:
@@ -160,10 +178,10 @@ class Launch:
     def _record(self, step: Step) -> None:
         outputs = self._gang.take_output(self.last.nodeid)
         for record in outcome_records(step, self.last.nodeid, self.world_size, outputs):
-            self._services.journal.write(record)
-        self._services.show_output(outputs)
+            self._context.write(record)
+        self._context.show_output(outputs)
         if self._gang.has_quit:
-            self._services.on_quit()
+            self._context.note_quit()
 
 
 def _as_consequence(aborted: Step) -> Step:
@@ -175,36 +193,38 @@ def _as_consequence(aborted: Step) -> Step:
     return replace(aborted, outcomes=outcomes)
 
 
-def _start_ranks(services: LaunchServices, world_size: int, work: Callable[[LaunchedRank], int]) -> "LaunchedRanks":
+def _start_ranks(
+    context: LaunchContext, results: Path, world_size: int, work: Callable[[LaunchedRank], int]
+) -> "LaunchedRanks":
     mark, parent = Mark.of_launch(), os.getpid()
 
     def rank_main(rank: int, connection: int, call_log: int) -> NoReturn:
         spec = RankSpec(
-            rank=rank,
-            world_size=world_size,
-            results=services.results,
-            connection=connection,
-            call_log=call_log,
-            parent=parent,
+            rank=rank, world_size=world_size, results=results, connection=connection, call_log=call_log, parent=parent
         )
         run_launched_rank(spec, work, mark.environment(rank))
 
     flush_output()
-    stacks = stack_files(services.results, range(world_size))
+    stacks = stack_files(results, range(world_size))
     with warnings.catch_warnings():
         # Python 3.12 warns about forks of processes with threads, which may hold locks. A rank uses no such lock.
         warnings.simplefilter("ignore", DeprecationWarning)
-        processes = fork_ranks(range(world_size), rank_main, services.echo)
-    return LaunchedRanks(processes, services, mark, stacks)
+        processes = fork_ranks(range(world_size), rank_main, context.echo)
+    return LaunchedRanks(processes, results, mark, stacks, context.code)
 
 
 class LaunchedRanks(LocalRanks):
     """Ranks of a multi-process test, whose parent may have other children, and which may expect certain exits."""
 
     def __init__(
-        self, processes: Sequence[RankProcess], services: LaunchServices, mark: Mark, stacks: Mapping[int, StackFile]
+        self,
+        processes: Sequence[RankProcess],
+        results: Path,
+        mark: Mark,
+        stacks: Mapping[int, StackFile],
+        code: Path | None,
     ) -> None:
-        super().__init__(processes, services.results, self._left_behind, stacks=stacks, mark=mark, code=services.code)
+        super().__init__(processes, results, self._left_behind, stacks=stacks, mark=mark, code=code)
         self._own_mark = mark
         self.nodeid = ""
         self.expects_exit: ExpectsExit = expect_no_exit
@@ -271,16 +291,3 @@ def _lead(ranks: LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGan
         ranks.stop(ranks.ranks, Stop.KILL)
         ranks.close()()
         raise
-
-
-class LaunchContext(Protocol):
-    """Connects multi-process tests to their runner: an agent, or plain pytest or unittest."""
-
-    def services(self) -> AbstractContextManager[LaunchServices]:
-        """Provide the services for ranks, which must end within the ``with`` block."""
-
-    def launch_options(self, case: unittest.TestCase) -> LaunchOptions:
-        """The options of the running test for the launching process."""
-
-    def rank_options(self, nodeid: str) -> RankOptions:
-        """The options of a test for its ranks; called in a rank."""

@@ -22,6 +22,7 @@ from allranks.agent.rank.coverage import save_coverage
 from allranks.agent.rank.imports import ImportWatch
 from allranks.agent.rank.rank_setup import flush_output, run_in_fork, seed_everything
 from allranks.agent.rank.reports import CodedSkip, failed_before, skip_with_code, waited_for, with_cause
+from allranks.protocol.launcher_variables import OWN, variables_of_rank
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 from allranks.protocol.tracebacks import headline
 
@@ -134,7 +135,7 @@ class LaunchedRank:
 
 def forget_rank() -> None:
     """Remove the variables that identify a rank from this process's environment."""
-    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    for name in (OWN.rank, OWN.local_rank, OWN.local_world_size):
         os.environ.pop(name, None)
 
 
@@ -154,13 +155,7 @@ def run_launched_rank(spec: RankSpec, work: Callable[[LaunchedRank], int], varia
         torch.set_num_threads(1)
         return work(LaunchedRank(spec))
 
-    environment = {
-        "RANK": str(spec.rank),
-        "LOCAL_RANK": str(spec.rank),
-        "WORLD_SIZE": str(spec.world_size),
-        "LOCAL_WORLD_SIZE": str(spec.world_size),
-        **variables,
-    }
+    environment = {**variables_of_rank(spec.rank, spec.world_size, spec.rank, spec.world_size), **variables}
     stacks = spec.results / f"rank-{spec.rank}.stacks.txt"
     run_in_fork(work_in_fork, spec.parent, stacks=stacks, environment=environment)
 

@@ -7,9 +7,10 @@ also reports the outcomes of its ranks, and which of its own phases only repeat 
 
 import os
 import unittest
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -27,15 +28,17 @@ from allranks.agent.channel import (
     RepeatsRanks,
     SharesOutcome,
 )
+from allranks.agent.gangs.local_ranks import Echo
 from allranks.agent.gpus import query_gpus_in_forks
-from allranks.agent.launch.launch import LaunchOptions, LaunchServices
+from allranks.agent.launch.launch import LaunchOptions
 from allranks.agent.launch.launched_rank import RankOptions, forget_rank
 from allranks.agent.launch.own_ranks import REPEATS_RANKS_ATTRIBUTE, RankFailureError
+from allranks.agent.output import Output
 from allranks.agent.program import driver_folder
 from allranks.agent.rank.marker_options import has_thread_ranks, is_launcher, time_limit
 from allranks.agent.rank.rank import Assignment, run_rank
 from allranks.protocol.config import seed_of_test
-from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
+from allranks.protocol.outcomes import Phase, may_disagree
 from allranks.protocol.records import Passed, RankEnded, Record
 from allranks.protocol.tracebacks import headline
 
@@ -46,76 +49,62 @@ def run_launcher(session: pytest.Session, assignment: Assignment, *, prints_at_o
     """Run as a launcher until the supervisor ends it. Never returns."""
     linux.adopt_orphans()
     query_gpus_in_forks()
-    supervisor = _SupervisorConnection(assignment.connection)
-    context = AgentLaunchContext(session, assignment, supervisor, prints_at_once=prints_at_once)
+    context = AgentLaunchContext(session, assignment, prints_at_once=prints_at_once)
     for item in filter(is_launcher, session.items):
         # Set on the base class, so that other test classes that fixtures use have it, too.
         base: Any = next(base for base in item.cls.__mro__ if "allranks_launcher" in vars(base))  # type: ignore[attr-defined]
         base.allranks_launch_context = context
-    session.config.pluginmanager.register(_LauncherReports(supervisor), "allranks-launcher")
+    session.config.pluginmanager.register(_LauncherReports(context), "allranks-launcher")
     own = replace(assignment.request, results=driver_folder(assignment.request.results), url=None)
     run_rank(session, replace(assignment, request=own))
 
 
-class _SupervisorConnection:
-    """Sends the launcher's additional messages; the rank loop, which runs the test, sends the others."""
+class AgentLaunchContext:
+    """The launch context of tests that run under an agent.
 
-    def __init__(self, connection: int) -> None:
-        self._connection = RankEnd(os.dup(connection))
+    It sends the launcher's additional messages; the rank loop, which runs the test, sends the others.
+
+    Attributes:
+        nodeid: The running test.
+    """
+
+    def __init__(self, session: pytest.Session, assignment: Assignment, *, prints_at_once: bool) -> None:
         self.nodeid = ""
+        self.limits = assignment.config.limits
+        self.code: Path | None = session.config.rootpath
+        self.echo: Echo | None = self._forward_line if prints_at_once else None
+        self._items = {item.nodeid: item for item in filter(is_launcher, session.items)}
+        self._config = assignment.config
+        self._results = assignment.request.results
+        self._connection = RankEnd(os.dup(assignment.connection))
+
+    def _forward_line(self, rank: int, line: str) -> None:
+        self.send(RankPrinted(rank=rank, line=line[:_LINE_LIMIT]))
+
+    def send(self, message: Message) -> None:
+        self._connection.send(message)
 
     def write(self, record: Record) -> None:
         """Forward the outcome of a rank; the supervisor needs no other record."""
         if isinstance(record, Passed | RankEnded):
             self.send(LaunchedEnd(nodeid=self.nodeid, end=record))
 
-    def echo(self, rank: int, line: str) -> None:
-        """Forward a line that a rank has printed."""
-        self.send(RankPrinted(rank=rank, line=line[:_LINE_LIMIT]))
-
-    def send(self, message: Message) -> None:
-        self._connection.send(message)
-
-
-class AgentLaunchContext:
-    """The launch context of tests that run under an agent."""
-
-    def __init__(
-        self,
-        session: pytest.Session,
-        assignment: Assignment,
-        supervisor: _SupervisorConnection,
-        *,
-        prints_at_once: bool,
-    ) -> None:
-        self._items = {item.nodeid: item for item in filter(is_launcher, session.items)}
-        self._config = assignment.config
-        self._results = assignment.request.results
-        self._code = session.config.rootpath
-        self._supervisor = supervisor
-        self._prints_at_once = prints_at_once
-
     @contextmanager
-    def services(self) -> Iterator[LaunchServices]:
+    def results(self) -> Iterator[Path]:
         forget_rank()
-        yield LaunchServices(
-            results=self._results,
-            journal=self._supervisor,
-            limits=self._config.limits,
-            on_release=self._on_release,
-            on_quit=self._on_quit,
-            echo=self._supervisor.echo if self._prints_at_once else None,
-            code=self._code,
-        )
+        yield self._results
 
-    def _on_release(self, world_size: int) -> None:
-        self._supervisor.send(Released(nodeid=self._supervisor.nodeid, world_size=world_size))
+    def show_output(self, outputs: Mapping[int, Output]) -> None:
+        """Do nothing: the supervisor shows the output of this process."""
 
-    def _on_quit(self) -> None:
-        self._supervisor.send(Debugging(is_waiting=False, has_quit=True))
+    def note_release(self, world_size: int) -> None:
+        self.send(Released(nodeid=self.nodeid, world_size=world_size))
+
+    def note_quit(self) -> None:
+        self.send(Debugging(is_waiting=False, has_quit=True))
 
     def launch_options(self, _case: unittest.TestCase) -> LaunchOptions:
-        item = self._items[self._supervisor.nodeid]
+        item = self._items[self.nodeid]
         return LaunchOptions(
             nodeid=item.nodeid,
             limit=time_limit(item, self._config),
@@ -129,13 +118,13 @@ class AgentLaunchContext:
 class _LauncherReports:
     """A pytest plugin that separates the launcher's own errors from those that its ranks have reported."""
 
-    def __init__(self, supervisor: _SupervisorConnection) -> None:
-        self._supervisor = supervisor
+    def __init__(self, context: AgentLaunchContext) -> None:
+        self._context = context
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Store the node id of the running test."""
-        self._supervisor.nodeid = item.nodeid
+        self._context.nodeid = item.nodeid
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -149,13 +138,13 @@ class _LauncherReports:
             _apply_xfail_raises(item, info.value)
         report = yield
         if has_thread_ranks(item):
-            self._supervisor.send(SharesOutcome(nodeid=item.nodeid))
+            self._context.send(SharesOutcome(nodeid=item.nodeid))
         if call.excinfo is not None and getattr(call.excinfo.value, REPEATS_RANKS_ATTRIBUTE, False):
-            self._supervisor.send(RepeatsRanks(nodeid=item.nodeid, when=call.when))
+            self._context.send(RepeatsRanks(nodeid=item.nodeid, when=call.when))
         # If both a unittest test and its tearDown raise, pytest shows the first error only, and removes it here.
         for hidden in getattr(item, "_excinfo", None) or ():
             if not getattr(hidden.value, REPEATS_RANKS_ATTRIBUTE, False):
-                self._supervisor.send(HiddenError(nodeid=item.nodeid, phase=_phase_of_hidden(hidden.value)))
+                self._context.send(HiddenError(nodeid=item.nodeid, phase=_phase_of_hidden(hidden.value)))
         return report
 
 
@@ -171,10 +160,4 @@ def _apply_xfail_raises(item: pytest.Item, error: BaseException) -> None:
 
 def _phase_of_hidden(error: BaseException) -> Phase:
     info = pytest.ExceptionInfo.from_exception(error)
-    return Phase(
-        when="teardown",
-        outcome=Outcome.ERRORED,
-        duration=0.0,
-        message=shorten(headline(info.exconly(tryshort=True)), MESSAGE_LIMIT),
-        text=shorten(str(info.getrepr(style="long"))),
-    )
+    return Phase.of_error("teardown", headline(info.exconly(tryshort=True)), str(info.getrepr(style="long")))

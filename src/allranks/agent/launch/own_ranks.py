@@ -17,6 +17,7 @@ from allranks.agent.launch.launch import ExpectsExit, Launch, LaunchContext, Lau
 from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions
 from allranks.agent.launch.plain import rendezvous_file
 from allranks.agent.rank.rank_setup import flush_output, leave
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import Outcome, overall
 from allranks.protocol.skip_codes import is_success
 
@@ -82,9 +83,8 @@ def _describe(step: Step, first: StepOutcome) -> Iterator[str]:
 
 def _headlines(outcomes: Iterable[StepOutcome]) -> Iterator[str]:
     """One line for each group of ranks with the same outcome."""
-    groups: dict[tuple[str, str, bool], list[StepOutcome]] = {}
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.rank):
-        groups.setdefault((outcome.outcome, outcome.message, outcome.consequence), []).append(outcome)
+    by_rank = sorted(outcomes, key=lambda outcome: outcome.rank)
+    groups = by_key(((outcome.outcome, outcome.message, outcome.consequence), outcome) for outcome in by_rank)
     for group in groups.values():
         yield _headline(group[0], format_ranks([outcome.rank for outcome in group]))
 
@@ -161,9 +161,8 @@ class OwnRanks:
         resources = ExitStack()
         add_cleanup(resources.close)
         self._options = options = context.launch_options(case)
-        services = resources.enter_context(context.services())
         self.launch = Launch(
-            services, world_size, lambda launched: work(launched, context.rank_options(options.nodeid)), options
+            context, world_size, lambda launched: work(launched, context.rank_options(options.nodeid)), options
         )
         resources.callback(self.launch.close)
         self.launch.release(self._options)
@@ -223,9 +222,8 @@ class KeptRanks:
         self._names: Sequence[str] = tuple(sorted(dir(type(case))))
         with ExitStack() as resources:
             self.file = resources.enter_context(rendezvous_file())
-            self._services = resources.enter_context(context.services())
             options = context.launch_options(case)
-            self._launch = Launch(self._services, world_size, lambda launched: self._run_rank(case, launched), options)
+            self._launch = Launch(context, world_size, lambda launched: self._run_rank(case, launched), options)
             resources.callback(self._launch.close)
             self._raise_for(self._launch.start(), options)
             self._resources = resources.pop_all()

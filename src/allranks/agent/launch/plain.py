@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from allranks.agent.launch.launch import LaunchOptions, LaunchServices
+from allranks.agent.gangs.local_ranks import Echo
+from allranks.agent.launch.launch import LaunchOptions
 from allranks.agent.launch.launched_rank import RankOptions
 from allranks.agent.output import Output
 from allranks.protocol.config import TimeLimit, TimeLimits
@@ -66,17 +67,19 @@ class PlainLaunchContext:
     the prefix ``[rank N]`` on each line.
     """
 
+    echo: Echo | None = None
+    code: Path | None = None
+
     def __init__(self, peer_grace: float = PEER_GRACE) -> None:
-        self._peer_grace = peer_grace
+        limit = default_timeout()
+        self.limits = TimeLimits(
+            process_group=PROCESS_GROUP_LIMIT, test=limit, job=limit, peer_grace=peer_grace, settings=_SETTINGS
+        )
 
     @contextmanager
-    def services(self) -> Iterator[LaunchServices]:
-        limit = default_timeout()
-        limits = TimeLimits(
-            process_group=PROCESS_GROUP_LIMIT, test=limit, job=limit, peer_grace=self._peer_grace, settings=_SETTINGS
-        )
+    def results(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="allranks-ranks-", ignore_cleanup_errors=True) as folder:
-            yield LaunchServices(results=Path(folder), journal=_NoJournal(), limits=limits, show_output=_print)
+            yield Path(folder)
 
     def launch_options(self, case: unittest.TestCase) -> LaunchOptions:
         return LaunchOptions(nodeid=case.id(), limit=_time_limit(case) or default_limit())
@@ -84,12 +87,19 @@ class PlainLaunchContext:
     def rank_options(self, nodeid: str) -> RankOptions:
         return RankOptions(nodeid=nodeid, seed=zlib.crc32(nodeid.encode("utf-8", "surrogatepass")))
 
-
-class _NoJournal:
-    """Discards records: the launching process raises the outcomes of its ranks instead."""
-
     def write(self, record: Record) -> None:
-        pass
+        """Discard a record: the launching process raises the outcomes of its ranks instead."""
+
+    def show_output(self, outputs: Mapping[int, Output]) -> None:
+        for rank, output in outputs.items():
+            _print_lines(sys.stdout, rank, output.stdout)
+            _print_lines(sys.stderr, rank, output.stderr)
+
+    def note_release(self, world_size: int) -> None:
+        """Do nothing: only the ranks have a time limit."""
+
+    def note_quit(self) -> None:
+        """Do nothing: the session continues."""
 
 
 def _time_limit(case: unittest.TestCase) -> TimeLimit | None:
@@ -106,12 +116,6 @@ def _time_limit(case: unittest.TestCase) -> TimeLimit | None:
 
 def _as_list(marks: object) -> list[object]:
     return list(marks) if isinstance(marks, list | tuple) else [marks]
-
-
-def _print(outputs: Mapping[int, Output]) -> None:
-    for rank, output in outputs.items():
-        _print_lines(sys.stdout, rank, output.stdout)
-        _print_lines(sys.stderr, rank, output.stderr)
 
 
 def _print_lines(stream: TextIO, rank: int, text: str) -> None:

@@ -136,19 +136,19 @@ class _Service:
 
     def _handle_rank_request(self, ranks: Ranks, request: messages.RankRequest) -> None:
         match request:
-            case messages.SendCommand():
-                ranks.send(request.command)
             case messages.StopRanks():
                 ranks.stop(request.ranks, request.how)
             case messages.InspectRanks():
                 found = ranks.inspect(request.ranks)()
                 hangs = {rank: _short(hang) for rank, hang in found.hangs.items()}
-                self._send(messages.Inspected(inspection=replace(found, hangs=hangs)))
+                self._send(replace(found, hangs=hangs))
             case messages.TakeOutput():
                 outputs = ranks.take_output(request.title)()
                 self._send(messages.Outputs(ranks={rank: _short(output) for rank, output in outputs.items()}))
             case messages.CloseRanks():
                 self._send(messages.RanksClosed(orphans=tuple(self._close_ranks(ranks))))
+            case command:
+                ranks.send(command)
 
     def _start_ranks(self, request: StartRanks) -> messages.Started:
         try:

@@ -220,7 +220,7 @@ class RemoteRanks:
                 selector.unregister(descriptor)
 
     def send(self, command: GangCommand) -> None:
-        self._link.send(messages.SendCommand(command=command))
+        self._link.send(command)
 
     def stop(self, ranks: Collection[int], how: Stop) -> None:
         if ranks:
@@ -228,11 +228,10 @@ class RemoteRanks:
 
     def inspect(self, ranks: Collection[int]) -> Pending[Inspection]:
         """Inspect the ranks; the middle of long texts is cut out."""
-        answer = self._link.request(messages.InspectRanks(ranks=tuple(ranks)), messages.Inspected)
-        return lambda: self._inspected(ranks, answer())
+        answer = self._link.request(messages.InspectRanks(ranks=tuple(ranks)), Inspection)
+        return lambda: self._inspected(ranks, answer() or Inspection())
 
-    def _inspected(self, ranks: Collection[int], answer: messages.Inspected | None) -> Inspection:
-        found = answer.inspection if answer else Inspection()
+    def _inspected(self, ranks: Collection[int], found: Inspection) -> Inspection:
         ahead = round(self._link.ahead * 1e9)
         return Inspection(
             hangs={rank: found.hangs.get(rank, RankHang()) for rank in ranks},

@@ -70,13 +70,6 @@ class Started:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SendCommand:
-    """Send a command to all ranks."""
-
-    command: GangCommand
-
-
-@dataclass(frozen=True, kw_only=True)
 class StopRanks:
     """Stop these ranks."""
 
@@ -86,16 +79,12 @@ class StopRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectRanks:
-    """Answer with :class:`Inspected`."""
+    """Answer with the :class:`~allranks.agent.gangs.local_ranks.Inspection`.
+
+    Its times are by the follower's clock, and its long texts are shortened.
+    """
 
     ranks: tuple[int, ...]  # those to locate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inspected:
-    """What the ranks are doing, by the follower's clock, with long texts shortened."""
-
-    inspection: Inspection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +131,8 @@ class Failed:
     was_told_to_stop: bool = False
 
 
-RankRequest = SendCommand | StopRanks | InspectRanks | TakeOutput | CloseRanks
-"""A request about ranks that have been started."""
+RankRequest = GangCommand | StopRanks | InspectRanks | TakeOutput | CloseRanks
+"""A command to all ranks that have been started, or a request about them."""
 
 Message = (
     RankRequest
@@ -156,7 +145,7 @@ Message = (
     | Time
     | StartRanks
     | Started
-    | Inspected
+    | Inspection
     | Outputs
     | RanksClosed
     | Dismiss

@@ -56,6 +56,7 @@ from allranks.agent.rank.script_folders import FOLDERS
 from allranks.agent.rank.state import InitialState
 from allranks.agent.rendezvous import rotate_ports, wait_for_store
 from allranks.protocol.config import AgentConfig, TimeLimit
+from allranks.protocol.launcher_variables import variables_of_rank
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.protocol.skip_codes import SkipCode
 
@@ -111,12 +112,8 @@ def _warm_children(code: Path, config: AgentConfig) -> "WarmChildren | None":
 
 def _rank_environment(assignment: Assignment) -> dict[str, str]:
     config, request = assignment.config, assignment.request
-    rank = {
-        "RANK": str(assignment.rank),
-        "LOCAL_RANK": str(config.local_ranks.index(assignment.rank)),
-        "WORLD_SIZE": str(config.world_size),
-        "LOCAL_WORLD_SIZE": str(len(config.local_ranks)),
-    }
+    local_rank = config.local_ranks.index(assignment.rank)
+    rank = variables_of_rank(assignment.rank, config.world_size, local_rank, len(config.local_ranks))
     return {
         **({} if config.launches_ranks else rank),
         **Mark.of_gang(request.gang).environment(assignment.rank),
@@ -221,11 +218,7 @@ class _Rank:
     def _add_error(self, when: str, what: str, error: Exception) -> None:
         self._calls.mark(error)
         message = f"{what}: {error}".splitlines()[0]
-        text = "".join(traceback.format_exception(error))
-        phase = Phase(
-            when=when, outcome=Outcome.ERRORED, duration=0.0, message=shorten(message, 1000), text=shorten(text)
-        )
-        self._add_phase(phase, error)
+        self._add_phase(Phase.of_error(when, message, "".join(traceback.format_exception(error))), error)
 
     def _run_test(self, command: RunTest) -> StepEnded:
         self._begin_step(command.nodeid)
@@ -252,8 +245,7 @@ class _Rank:
         if (phase := missing_call(self._phases, self._session)) is not None:
             self._add_phase(phase, None)
         if (overrun := self._disk_use.overrun()) is not None:
-            phase = Phase(when="teardown", outcome=Outcome.ERRORED, duration=0.0, message=overrun.message)
-            self._add_phase(phase, None, is_symptom=not overrun.is_own)
+            self._add_phase(Phase.of_error("teardown", overrun.message), None, is_symptom=not overrun.is_own)
         unchecked = self._check_children(item)
         flush_output()
         cold_starts = self._warm.take_reasons() if self._warm is not None else ()
@@ -284,16 +276,7 @@ class _Rank:
             child = errors[0]
             message = f"{child.message(root)}, and the test passed"
             text = table(failed, root) + (child.left.text if child.left else "")
-            self._add_phase(
-                Phase(
-                    when="teardown",
-                    outcome=Outcome.ERRORED,
-                    duration=0.0,
-                    message=shorten(message, MESSAGE_LIMIT),
-                    text=shorten(text),
-                ),
-                None,
-            )
+            self._add_phase(Phase.of_error("teardown", message, text), None)
         if errors or policy == "ignore":
             return ()
         messages = [shorten(child.message(root), MESSAGE_LIMIT) for child in failed]

@@ -87,7 +87,7 @@ def phase_of(report: pytest.TestReport, error: BaseException | None, seconds: fl
         return _phase_of(report, error, seconds)
     except Exception as problem:  # noqa: BLE001 - hooks of the suite may have changed the report
         message = f"a pytest hook returned an invalid report: {type(problem).__name__}: {problem}"
-        return Phase(when="call", outcome=Outcome.ERRORED, duration=seconds, message=shorten(message, MESSAGE_LIMIT))
+        return replace(Phase.of_error("call", message), duration=seconds)
 
 
 def _phase_of(report: pytest.TestReport, error: BaseException | None, seconds: float) -> Phase:
@@ -296,14 +296,14 @@ def changed_collection(nodeid: str, item: pytest.Item | None) -> Phase:
     """The phase of a test if another test, or none, has its index in the collection."""
     found = "no test" if item is None else f"the test {item.nodeid!r}"
     message = f"the suite changed its collected tests: there is {found} at the index of {nodeid!r}"
-    return Phase(when="setup", outcome=Outcome.ERRORED, duration=0.0, message=shorten(message, 1000))
+    return Phase.of_error("setup", message)
 
 
 def session_aborted(error: BaseException) -> Phase:
     """The phase of a test that aborted pytest's session, so that pytest reported nothing."""
     text = "".join(traceback.format_exception(error))
     message = f"the test aborted the whole session: {saferepr(error)}"
-    return Phase(when="call", outcome=Outcome.CRASHED, duration=0.0, message=message, text=shorten(text))
+    return Phase.of_error("call", message, text, Outcome.CRASHED)
 
 
 def missing_call(phases: Sequence[Phase], session: pytest.Session) -> Phase | None:
@@ -312,20 +312,17 @@ def missing_call(phases: Sequence[Phase], session: pytest.Session) -> Phase | No
     pytest reports neither. After such a request it ends with a bad exit status, but a rank continues.
     """
     if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in phases):
-        message = "this test was never called: a plugin or a hook prevented it"
-        return Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message)
+        return Phase.of_error("call", "this test was never called: a plugin or a hook prevented it")
     stop = session.shouldfail or session.shouldstop
     if not stop or any(phase.outcome.is_bad for phase in phases):
         return None
-    message = shorten(f"the test or a hook requested the end of pytest's session: {stop}", MESSAGE_LIMIT)
-    return Phase(when="teardown", outcome=Outcome.ERRORED, duration=0.0, message=message)
+    return Phase.of_error("teardown", f"the test or a hook requested the end of pytest's session: {stop}")
 
 
 def aborted_by_hook(error: BaseException) -> Phase:
     """The phase of a test that a hook aborted: pytest reports only exceptions of tests and fixtures."""
     text = "".join(traceback.format_exception(error))
-    message = shorten(f"a hook aborted the test: {type(error).__name__}: {error}", 1000)
-    return Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message, text=shorten(text))
+    return Phase.of_error("call", f"a hook aborted the test: {type(error).__name__}: {error}", text)
 
 
 def raise_unraisable(config: pytest.Config) -> None:

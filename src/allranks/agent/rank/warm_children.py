@@ -15,7 +15,6 @@ import itertools
 import multiprocessing.context
 import os
 import pickle
-import re
 import signal
 import socket
 import sys
@@ -29,14 +28,10 @@ from typing import Any, Final
 
 from allranks.agent import child_observer, linux, warm_server
 from allranks.agent.orphans import REAP_TIMEOUT
-
-_IRRELEVANT_VARIABLES: Final = re.compile(
-    r"(GROUP_|ROLE_|NODE_|LOCAL_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
-    r"|PYTEST_CURRENT_TEST|ALLRANKS_SEED"
-)
-"""Variables that identify a rank or a test, which no package reads during import."""
+from allranks.protocol.launcher_variables import RANK_VARIABLES
 
 _TEST_VARIABLE: Final = "PYTEST_CURRENT_TEST"
+_OF_A_TEST: Final = (_TEST_VARIABLE, "ALLRANKS_SEED")
 _STATUS_FIELDS: Final = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "Cpus_allowed")
 """Fields of ``/proc/self/status`` (proc(5))."""
 
@@ -219,7 +214,12 @@ def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
     lines = Path("/proc/thread-self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return {
-        **{name: value for name, value in environment.items() if not _IRRELEVANT_VARIABLES.fullmatch(name)},
+        # Without variables that identify a rank or a test, which no package reads during import.
+        **{
+            name: value
+            for name, value in environment.items()
+            if not RANK_VARIABLES.fullmatch(name) and name not in _OF_A_TEST
+        },
         **{f"{name} of /proc/self/status": status.get(name, "") for name in _STATUS_FIELDS},
         "/proc/self/limits": Path("/proc/self/limits").read_text(encoding="ascii"),
         "session, process group and priority": f"{os.getsid(0)} {os.getpgrp()} {os.getpriority(os.PRIO_PROCESS, 0)}",

@@ -369,9 +369,8 @@ class Supervisor:
         return 1
 
     def _run_tests(self, program: Program, leader: Leader) -> TestLoop:
-        local = self._node(program)
-        loop = TestLoop(program, [local, *leader.nodes()], self._job)
-        loop.run_all(local.with_results_dir if self._config.overlap > 1 and self._config.nodes == 1 else None)
+        loop = TestLoop(program, (self._node(program), *leader.nodes()), self._job)
+        loop.run_all()
         leader.dismiss()
         return loop
 

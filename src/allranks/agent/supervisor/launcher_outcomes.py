@@ -17,16 +17,13 @@ from allranks.protocol.records import Passed, PhaseEnd, RankEnded
 _LAUNCHER = "the launching process"
 _MAY_BE_EXPECTED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED, Outcome.XFAILED})
 _PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
-_NO_RANKS = Phase(
-    when="call",
-    outcome=Outcome.ERRORED,
-    duration=0.0,
-    message=f"{_LAUNCHER} did not wait for the ranks of this test: call setUp of the base class and _spawn_processes",
+_NO_RANKS = Phase.of_error(
+    "call", f"{_LAUNCHER} did not wait for the ranks of this test: call setUp of the base class and _spawn_processes"
 )
 
 
 _ABORT_MESSAGE = f"aborted by {_LAUNCHER}, which did not end the test"
-_ABORTED = Phase(when="", outcome=Outcome.ABORTED, duration=0.0, message=_ABORT_MESSAGE, text=_ABORT_MESSAGE)
+_ABORTED = Phase.of_error("", _ABORT_MESSAGE, _ABORT_MESSAGE, Outcome.ABORTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +178,7 @@ def _as_phase(lost: StepOutcome) -> Phase:
     """Return how the launching process ended, if it could no longer report."""
     how = "timed out: " if lost.outcome is Outcome.TIMED_OUT else ""
     message = f"{_LAUNCHER} {how}{lost.message.removeprefix(f'rank {lost.rank} ')}"
-    return Phase(when="call", outcome=lost.outcome, duration=0.0, message=message, text=lost.text)
+    return Phase.of_error("call", message, lost.text, lost.outcome)
 
 
 def _named(phase: Phase) -> Phase:

@@ -30,6 +30,7 @@ from allranks.agent.record_stream import Journal
 from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.agent.supervisor.launcher_outcomes import LauncherOutcomes
 from allranks.protocol.config import AgentConfig, Folders, seed_of_test
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import Outcome, disagree, may_disagree
 from allranks.protocol.records import (
     AgentFailed,
@@ -92,9 +93,7 @@ class LoopState:
 
     def changes(self) -> Iterator[Notice]:
         """Yield notices about state that tests changed; names with the same tests share one notice."""
-        by_tests: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        for (name, consequence), nodeids in self.changed.items():
-            by_tests.setdefault((consequence, tuple(nodeids)), []).append(name)
+        by_tests = by_key(((why, tuple(nodeids)), name) for (name, why), nodeids in self.changed.items())
         for (consequence, (first, *others)), names in by_tests.items():
             too = f", and so did {len(others)} other tests" if others else ""
             listed = ", ".join(names[:_MAX_NAMES])
@@ -264,8 +263,8 @@ class SupervisedJob:
     end: JobEnd
 
 
-WithResultsDir = Callable[[Path], LocalNode]
-"""Returns this node for ranks with their files in another folder."""
+Nodes = tuple[LocalNode, *tuple[Node, ...]]
+"""The nodes of a job, this one first."""
 
 
 class TestLoop:
@@ -282,7 +281,7 @@ class TestLoop:
     def __init__(
         self,
         program: Program,
-        nodes: Sequence[Node],
+        nodes: Nodes,
         job: SupervisedJob,
         state: LoopState | None = None,
         plan: RepetitionPlan | None = None,
@@ -333,11 +332,13 @@ class TestLoop:
         """Whether the gang's processes are ranks, and not a launcher or a test that starts some."""
         return self._launcher is None and not self._config.launches_ranks
 
-    def run_all(self, with_results_dir: WithResultsDir | None) -> None:
-        """Run the tests to the end, or until ``-x``, ``--maxfail`` or the user of a debugger stops the job.
+    @property
+    def overlaps(self) -> bool:
+        """Whether multi-process tests may run at the same time."""
+        return self._config.overlap > 1 and self._config.nodes == 1
 
-        Args:
-            with_results_dir: Makes the node of a worker for overlapping multi-process tests; None for no overlap.
+    def run_all(self) -> None:
+        """Run the tests to the end, or until ``-x``, ``--maxfail`` or the user of a debugger stops the job.
 
         Raises:
             StopRequestedError: The job was ended from outside.
@@ -349,45 +350,39 @@ class TestLoop:
         """
         run_tests = next(functions(self._config, "run_tests"), None)
         if run_tests is None:
-            self._run_in_order(with_results_dir)
+            self._run_in_order()
         else:
-            run_tests(self, with_results_dir)
+            run_tests(self)
         for notice in self._state.changes():
             self._journal.write(notice)
 
-    def worker(
-        self,
-        results: Path,
-        with_results_dir: WithResultsDir | None,
-        program: Program | None = None,
-        plan: RepetitionPlan | None = None,
-    ) -> "TestLoop":
+    def worker(self, results: Path, program: Program | None = None, plan: RepetitionPlan | None = None) -> "TestLoop":
         """Return another loop for tests of the job, which shares the state of this one.
 
         Args:
             results: The folder for the files of its ranks.
-            with_results_dir: Makes its node; None to use the nodes of this loop.
             program: Its tests; None for those of this loop.
             plan: How it repeats tests; None to run each once.
         """
         job = replace(self.job, folders=replace(self._folders, results=results))
-        nodes = [with_results_dir(results)] if with_results_dir else self._nodes
+        local, *others = self._nodes
+        nodes: Nodes = (local.with_results_dir(results), *others)
         return TestLoop(program or self.program, nodes, job, self._state, plan)
 
-    def _run_in_order(self, with_results_dir: WithResultsDir | None) -> None:
+    def _run_in_order(self) -> None:
         options = self.program.options
         gangs = split_by_gang(options, range(len(options)))
         forks = sum(len(self._config.local_ranks) + options[batch[0]].launches for batch in gangs)
         self._has_many_forks = forks >= MANY_FORKS
         remaining = list(range(len(self.program.tests)))
-        if with_results_dir:
+        if self.overlaps:
             # Multi-process tests come first: any other test between them would wait for all that overlap.
             remaining.sort(key=lambda index: not options[index].launches)
         while remaining and not self._is_over():
             launcher_tests = itertools.takewhile(lambda index: options[index].launches, remaining)
-            batches = list(split_by_gang(options, launcher_tests)) if with_results_dir else []
-            if with_results_dir and len(batches) > 1:
-                remaining[: sum(map(len, batches))] = self._run_on_workers(with_results_dir, batches)
+            batches = list(split_by_gang(options, launcher_tests)) if self.overlaps else []
+            if len(batches) > 1:
+                remaining[: sum(map(len, batches))] = self._run_on_workers(batches)
             else:
                 del remaining[: self._run(first_batch(options, remaining))]
         self._skip(remaining)
@@ -412,7 +407,7 @@ class TestLoop:
         for part in batches([self.program.tests[index] for index in remaining]):
             self._journal.write(NotRun(tests=part, reason=reason))
 
-    def _run_on_workers(self, with_results_dir: WithResultsDir, batches: Sequence[list[int]]) -> list[int]:
+    def _run_on_workers(self, batches: Sequence[list[int]]) -> list[int]:
         """Run batches at the same time; return the tests that did not begin because the job stops."""
         waiting = deque(join_test_groups(self.program.options, batches))
 
@@ -422,7 +417,7 @@ class TestLoop:
         LauncherWorkers(
             count=min(self._config.overlap, len(waiting)),
             results=self._folders.results,
-            make_worker=lambda results: self.worker(results, with_results_dir),
+            make_worker=self.worker,
             next_batch=next_batch,
         ).run()
         return [index for batch in waiting for index in batch]

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from allranks.errors import ExitCode
+from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import named, numbers
 from allranks.protocol.records import JOURNAL
 from allranks.report.folder import Attempt
@@ -139,9 +140,7 @@ def _compare_collections(attempts: Sequence[Attempt]) -> dict[tuple[str, str], _
             suites.setdefault((attempt.cell, suite), []).append(attempt)
     found: dict[tuple[str, str], _CollectionDifference] = {}
     for first, *others in suites.values():
-        jobs: dict[tuple[str, str], list[Attempt]] = {}
-        for attempt in others:
-            jobs.setdefault((attempt.cell, attempt.suite), []).append(attempt)
+        jobs = by_key(((attempt.cell, attempt.suite), attempt) for attempt in others)
         found |= {key: _compare(first, own) for key, own in jobs.items()}
     return found
 
@@ -319,10 +318,7 @@ def _file_errors(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
             name = file.path.name if file.rank is None else f"rank {file.rank}"
             remedy = "" if "\n" in file.problem else "\nCopy the results of this job again, or rerun it."
             yield job_error(name, f"{file.problem}{remedy}", ExitCode.UNACCOUNTED)
-    names: dict[int, list[str]] = {}
-    for file in files:
-        if file.rank is not None:
-            names.setdefault(file.rank, []).append(file.path.name)
+    names = by_key((file.rank, file.path.name) for file in files if file.rank is not None)
     for rank, (first, *others) in names.items():
         if others:
             names_of_rank = " and ".join((first, *others))

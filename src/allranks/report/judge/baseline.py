@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, ResultsError, UsageError
+from allranks.protocol.grouping import by_key
 from allranks.report.judged import CellSuite, JobSummary, SuiteRow, job_error
 from allranks.report.results import VerdictRule
 from allranks.report.untrusted import other_schema, parsed
@@ -87,9 +88,7 @@ def _executed(text: str) -> Baseline:
 
 def updated_baseline(baseline: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
     """The baseline after a run: new counts for suites without failures, and all others unchanged."""
-    suites: dict[tuple[str, str], list[SuiteRow]] = {}
-    for row in rows:
-        suites.setdefault((row.cell, row.whole_suite), []).append(row)
+    suites = by_key(((row.cell, row.whole_suite), row) for row in rows)
     updated = {cell: dict(counts) for cell, counts in baseline.items()}
     for (cell, suite), shards in suites.items():
         names = {row.suite for row in shards}

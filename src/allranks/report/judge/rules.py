@@ -56,7 +56,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from allranks.errors import ExitCode
-from allranks.protocol.outcomes import Outcome, SkipKind, disagree, may_disagree, numbers
+from allranks.protocol.grouping import by_key
+from allranks.protocol.outcomes import Outcome, SkipKind, disagree, may_disagree, named_ranks
 from allranks.protocol.skip_codes import gpus_needed
 from allranks.protocol.xml_text import TEXT_LIMIT, cut, first_line
 from allranks.report.results import (
@@ -210,23 +211,17 @@ def _finished_earlier(ranks: Sequence[RankResult], primary: RankResult) -> str:
     if not finished:
         return ""
     seconds = min(waited for _, waited in finished)
-    return f" ({_named([rank for rank, _ in finished])} had finished the test {seconds:.0f} s earlier)"
+    return f" ({named_ranks([rank for rank, _ in finished])} had finished the test {seconds:.0f} s earlier)"
 
 
 def _still_running(ranks: Sequence[RankResult]) -> str:
     """Where the aborted ranks were: the timeout of a peer often names the wrong rank."""
-    by_message: dict[str, list[int]] = {}
-    for rank in _with(Outcome.ABORTED, ranks):
-        by_message.setdefault(rank.message, []).append(rank.rank)
-    groups = [f"{_named(group)}: {message}" for message, group in by_message.items()]
+    by_message = by_key((rank.message, rank.rank) for rank in _with(Outcome.ABORTED, ranks))
+    groups = [f"{named_ranks(group)}: {message}" for message, group in by_message.items()]
     rest = sum(map(len, [*by_message.values()][_MOST_PARTS:]))
     more = [f"and {rest} more rank{'' if rest == 1 else 's'}"] if rest else []
     shown = "; ".join([*groups[:_MOST_PARTS], *more])
     return f" ({shown})" if shown else ""
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {numbers(ranks)}"
 
 
 def _missing(ranks: Sequence[RankResult]) -> str:
@@ -311,14 +306,14 @@ def _unaccounted_message(
     if unexplained:
         why = _messages(unexplained) or "the supervisor itself failed"
         were = "was" if len(unexplained) == 1 else "were"
-        who = _named([rank.rank for rank in unexplained])
+        who = named_ranks([rank.rank for rank in unexplained])
         return f"{who} {were} aborted, although no rank had failed: {why}."
     return "no rank reported this test."
 
 
 def _missing_message(missing: Sequence[RankResult]) -> str:
     are = "is" if len(missing) == 1 else "are"
-    return f"{_named([rank.rank for rank in missing])} {are} missing: {_messages(missing) or NO_RESULT}"
+    return f"{named_ranks([rank.rank for rank in missing])} {are} missing: {_messages(missing) or NO_RESULT}"
 
 
 def _messages(ranks: Sequence[RankResult]) -> str:
@@ -334,7 +329,7 @@ def _rank_message(result: RankResult) -> str:
 def _sentence(ranks: Sequence[RankResult], message: str) -> str:
     """The outcome and message that ranks have in common, in one sentence."""
     first, *_ = ranks
-    who, how = _named([rank.rank for rank in ranks]), describe(first.outcome)
+    who, how = named_ranks([rank.rank for rank in ranks]), describe(first.outcome)
     # The agent writes whole sentences about how a process ended, and only the predicate for an aborted rank.
     if message.startswith(f"{who} "):
         return message
@@ -362,15 +357,9 @@ def sections(ranks: Sequence[RankResult], primary: RankResult | None) -> Iterato
     """The parts of a verdict's text: the primary failure, if any, then each group of ranks with equal reports."""
     if primary is not None:
         yield [primary], _section([primary])
-    for group in _by_report([rank for rank in ranks if rank.outcome not in _PASSES and rank is not primary]):
+    others = [rank for rank in ranks if rank.outcome not in _PASSES and rank is not primary]
+    for group in by_key(((rank.outcome, rank.message, rank.text), rank) for rank in others).values():
         yield group, _section(group)
-
-
-def _by_report(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
-    groups: dict[tuple[str, ...], list[RankResult]] = {}
-    for rank in ranks:
-        groups.setdefault((rank.outcome.value, rank.message, rank.text), []).append(rank)
-    return groups.values()
 
 
 def _section(ranks: Sequence[RankResult]) -> str:

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.protocol.outcomes import numbers
+from allranks.protocol.grouping import by_key
+from allranks.protocol.outcomes import compact_numbers
 from allranks.protocol.tracebacks import excerpt, folded
 from allranks.protocol.xml_text import cut, readable
 from allranks.report.judged import JobSummary
@@ -285,17 +286,12 @@ def _group(ranks: Sequence[RankResult], limits: _Limits) -> dict[str, Any]:
 def _head(ranks: Sequence[RankResult]) -> dict[str, Any]:
     rank = ranks[0]
     return {
-        "n": compact_numbers(ranks),
+        "n": compact_numbers(rank.rank for rank in ranks),
         "o": rank.outcome.value,
         "m": cut(readable(rank.message), _MESSAGE),
         "by": rank.caused_by,
         "ph": rank.phase,
     }
-
-
-def compact_numbers(ranks: Sequence[RankResult]) -> str:
-    """``0-2,5``."""
-    return numbers(rank.rank for rank in ranks).replace(" ", "")
 
 
 def _attempt(attempt: TestVerdict, limits: _Limits) -> dict[str, Any]:
@@ -331,8 +327,5 @@ def files_of_ranks(root: Path, folder: str) -> Mapping[str, str]:
         names = os.listdir(root / folder) if folder else []  # noqa: PTH208 - 200 names, not 200 paths
     except OSError:
         return {}
-    found: dict[str, list[int]] = {}
-    for name in names:
-        if match := _OF_RANK.fullmatch(name):
-            found.setdefault(match[2], []).append(int(match[1]))
-    return {kind: numbers(ranks).replace(" ", "") for kind, ranks in sorted(found.items())}
+    found = by_key((match[2], int(match[1])) for name in names if (match := _OF_RANK.fullmatch(name)))
+    return {kind: compact_numbers(ranks) for kind, ranks in sorted(found.items())}

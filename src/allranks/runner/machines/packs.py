@@ -14,6 +14,7 @@ from typing import Final
 from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix, RunnerRule
 from allranks.matrix.runners import cores_of, minutes_of, runner_for
+from allranks.protocol.grouping import by_key
 from allranks.runner.durations import Durations
 from allranks.runner.request import demand_of, time_limit
 from allranks.runner.tasks import Capacity, Expected, Task, expected, longest_first
@@ -122,9 +123,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], durations: Sequence[Expected]
     Raises:
         UsageError: No machine matches a job, or its time limit exceeds that of the CI.
     """
-    indexes: dict[tuple[RunnerRule, str], list[int]] = {}
-    for index, job in enumerate(jobs):
-        indexes.setdefault((runner_for(matrix, job.cell), job.image.name), []).append(index)
+    indexes = by_key(((runner_for(matrix, job.cell), job.image.name), index) for index, job in enumerate(jobs))
     reserved = [_reserve(duration, time_limit(matrix, job)) for duration, job in zip(durations, jobs, strict=True)]
     groups, demands = [], dict[tuple[int, int, int], Capacity]()
     for (rule, image), own in indexes.items():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allranks.agent.supervisor.test_loop import LauncherWorkers, TestLoop, WithResultsDir
+from allranks.agent.supervisor.test_loop import LauncherWorkers, TestLoop
 from allranks.plugins.stress.agent import outside_skew
 from allranks.plugins.stress.agent.baseline_run import run_baseline
 from allranks.plugins.stress.agent.settings import Stress
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def run_tests(settings: Mapping[str, Any], loop: TestLoop, with_results_dir: WithResultsDir | None) -> None:
+def run_tests(settings: Mapping[str, Any], loop: TestLoop) -> None:
     """Repeat the tests, on one gang or on several at a time."""
     stress, config, folders = Stress(**settings), loop.job.config, loop.job.folders
     more = max_delay(stress.skew, config.world_size)
@@ -28,14 +28,14 @@ def run_tests(settings: Mapping[str, Any], loop: TestLoop, with_results_dir: Wit
     repetitions = Repetitions(stress, program, loop.job.journal)
 
     def make_worker(results: Path) -> TestLoop:
-        return loop.worker(results, with_results_dir, program, repetitions)
+        return loop.worker(results, program, repetitions)
 
     def run_gang(trials: Trials, index: int) -> None:
-        loop.worker(folders.results, with_results_dir, trials.limited(program), trials).run_some([index])
+        loop.worker(folders.results, trials.limited(program), trials).run_some([index])
 
     try:
         next_turn = repetitions.next_turn
-        if with_results_dir is not None:
+        if loop.overlaps:
             LauncherWorkers(
                 count=config.overlap, results=folders.results, make_worker=make_worker, next_batch=next_turn
             ).run()
