@@ -310,5 +310,6 @@ def pictures(session: nox.Session) -> None:
     """Update the pictures of the documentation from real runs, of a suite and of the workflow; needs Chromium."""
     _install(session, *_group("test"), "markdown-it-py>=3", ACT)
     session.run("python", "scripts/report-picture")
+    session.run("python", "scripts/tutorial-recording")
     _prepare_act(session)
     session.run("python", "scripts/workflow-pictures")

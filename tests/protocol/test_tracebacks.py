@@ -121,7 +121,7 @@ def test_an_excerpt_has_the_last_frames_the_values_and_the_error():
         "suite/helpers.py:8 in check",
         "    assert value == 3",
         "value = 4",
-        "  4 is more",
+        "E     4 is more",
     )
 
 
@@ -139,15 +139,15 @@ def test_an_excerpt_of_pythons_own_traceback_has_its_whole_message():
     assert excerpt(NATIVE) == (
         "/repo/conftest.py:2 in pytest_runtest_call",
         '    raise ValueError("a hook")',
-        "ValueError: a hook",
-        "with two lines",
+        "E   ValueError: a hook",
+        "E   with two lines",
     )
 
 
 def test_of_a_deep_stack_the_first_frame_and_the_last_are_shown():
     frames = "\n".join(f'  File "/repo/f.py", line {n}, in f{n}' for n in range(1, 21))
     assert [line.split()[0] for line in excerpt(f"Traceback (most recent call last):\n{frames}\nE: x")] == [
-        "/repo/f.py:1", "[...", "/repo/f.py:18", "/repo/f.py:19", "/repo/f.py:20", "E:",
+        "/repo/f.py:1", "[...", "/repo/f.py:18", "/repo/f.py:19", "/repo/f.py:20", "E",
     ]  # fmt: skip
 
 

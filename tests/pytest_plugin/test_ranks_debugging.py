@@ -100,20 +100,26 @@ def test_a_session_continues_or_ends_with_the_debugger(debugged, commands, endin
 
 
 class Editor:
-    """The client side of the debug adapter protocol: sets a breakpoint in all processes, and continues at each stop.
+    """The client side of the debug adapter protocol, as in VS Code.
+
+    It sets a breakpoint in all processes, reads a variable at each stop, and continues.
 
     Args:
         port: Where debugpy listens.
         file: The file of the breakpoint.
         line: Its line.
+        name: The variable.
 
     Attributes:
         stopped: The process ids of sessions in which the breakpoint has stopped a thread; 0 for the first process.
+        values: The variable at each stop.
     """
 
-    def __init__(self, port, file, line):
+    def __init__(self, port, file, line, name):
         self.stopped = []
+        self.values = []
         self._breakpoint = (str(file), line)
+        self._name = name
         self._attach(port, 0, {"justMyCode": True, "subProcess": True})
 
     def _attach(self, port, pid, arguments):
@@ -134,7 +140,7 @@ class Editor:
                 messages.readline()
                 message = json.loads(messages.read(int(header.split(b":")[1])))
                 body = message.get("body", {})
-                match message.get("event"):
+                match message.get("event", message.get("command")):
                     case "initialized":
                         file, line = self._breakpoint
                         send("setBreakpoints", source={"path": file}, breakpoints=[{"line": line}])
@@ -145,7 +151,13 @@ class Editor:
                         return
                     case "stopped":
                         self.stopped.append(pid)
-                        send("continue", threadId=body["threadId"])
+                        thread = body["threadId"]
+                        send("stackTrace", threadId=thread, levels=1)
+                    case "stackTrace":
+                        send("evaluate", expression=self._name, frameId=body["stackFrames"][0]["id"])
+                    case "evaluate":
+                        self.values.append(body["result"])
+                        send("continue", threadId=thread)
 
 
 def connect(port):
@@ -160,12 +172,13 @@ def connect(port):
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "stops"),
-    [pytest.param((), 1, marks=pytest.mark.thorough), (("--ranks=2", "--ranks-timeout=1"), 2)],
+    [pytest.param("", 1, marks=pytest.mark.thorough), ("--ranks=2 --ranks-timeout=1", 2)],
     ids=str,
 )
 def test_breakpoints_of_an_editor_stop_every_rank(tmp_path, environment_without_ranks, plugins, arguments, stops):
     file = tmp_path / "test_it.py"
     file.write_text("import time\n\ndef test_it(rank):\n    at = time.time()\n    assert at\n    time.sleep(2)\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {arguments}\n")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     debugpy = ("-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client")
@@ -177,16 +190,17 @@ def test_breakpoints_of_an_editor_stop_every_rank(tmp_path, environment_without_
     with (
         (tmp_path / "output").open("wb") as printed,
         subprocess.Popen(
-            [sys.executable, *debugpy, "-m", "pytest", "-p", "no:hypothesispytest", f"{file}::test_it", *arguments],
+            [sys.executable, *debugpy, "-m", "pytest", "-p", "no:hypothesispytest", f"{file}::test_it"],
             cwd=tmp_path,
             env=environment,
             stdout=printed,
         ) as process,
     ):
-        editor = Editor(port, file, 5)
+        editor = Editor(port, file, 5, "rank")
         process.wait(timeout=150)
     output = (tmp_path / "output").read_text()
     assert process.returncode == 0, output
     assert "1 passed" in output
     assert len(editor.stopped) == len(set(editor.stopped)) == stops
     assert (0 in editor.stopped) == (stops == 1)
+    assert sorted(editor.values) == [str(rank) for rank in range(stops)]

@@ -155,12 +155,63 @@ def test_each_test_has_one_outcome_over_all_ranks(session, tmp_path):
     assert re.search(r"rank 1 .*time.*\n(.*\n)*.*test_it.py", output)
     assert "frames of pytest, pluggy and allranks" in output
     assert "/_pytest/" not in output
+    assert "Seen from outside" not in output
+    failures = output.partition("= FAILURES =")[2].partition("short test summary info")[0]
+    assert failures.count("rank 1 failed: AssertionError: only the second") == 1
+    assert "slow: test_it.py::test_hangs has been running for 1 s" in output
     assert "4 failed, 3 passed, 2 skipped, 1 xfailed, 1 xpassed, 2 errors" in output
     cases = {case.get("name"): case for case in ET.parse(tmp_path / "out.xml").iter("testcase")}  # noqa: S314 - our own
     assert cases.keys() == printed.keys()
     assert cases["test_fails_on_one"].find("properties/property").get("value") == "0:passed 1:failed"
     folder = re.search(r"logs and stacks of the ranks: (\S+)", output)[1]
     assert list(Path(folder).glob("cells/*/*/attempt-1/rank-1.log"))
+
+
+FAILS = """
+import time
+import pytest
+
+def test_fails(rank):
+    print("output of", rank)
+    if rank == 1:
+        # the other rank waits
+        assert [1, rank] == [1, 0]
+    time.sleep(99)
+
+@pytest.fixture
+def broken(rank):
+    assert rank == 0, "in a fixture"
+
+def test_errors(broken): pass
+"""
+
+
+def test_failures_have_the_colors_and_the_order_of_pytest(session):
+    pytest.importorskip("pygments")
+    status, output = session("--ranks=2", "--color=yes", "-k", "fails", test_it=FAILS)
+    assert status == 1
+    lines = output.partition("= FAILURES =")[2].splitlines()[2:]
+    assert re.fullmatch(r"(\x1b\[\d+m)+rank 1 failed: assert \[1, 1\] == \[1, 0\] \(rank 0: .*\x1b\[0m", lines[0])
+    assert lines[1:4] == ["ranks: 0 aborted by rank 1; 1 failed (primary failure)", "", "rank = 1"]
+    assert any(line.startswith(">   ") and "\x1b[94massert\x1b[39;49;00m" in line for line in lines)
+    assert any(re.match(r"(\x1b\[\d+m)+E +assert \[1, 1\] == \[1, 0\]\x1b\[0m", line) for line in lines)
+    assert any(re.match(r"(\x1b\[\d+m)+/.*/test_it.py\x1b\[0m:9: AssertionError", line) for line in lines)
+    assert "Current thread" not in output, "--tb=long shows the stacks of the other ranks"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("style", ["line", "no", "long"])
+def test_the_style_of_tracebacks_is_that_of_pytest(session, tmp_path, style):
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = --tb={style}")
+    status, output = session("--ranks=2", "--junit-xml=out.xml", test_it=FAILS)
+    assert status == 1
+    headlines = re.findall(r"^(?:/.*/test_it.py:(\d+): )?rank 1 (?:failed|errored): (.*)", output, re.MULTILINE)
+    expected = {"line": ["14", "9"], "no": [], "long": ["", ""]}[style]
+    assert [line for line, _ in headlines] == expected
+    assert ("assert rank == 0" in output) == ("time.sleep(99)\n" in output) == (style == "long")
+    report = (tmp_path / "out.xml").read_text()
+    assert "test_it.py:9: " in report
+    assert "test_it.py&quot;, line 10 in test_fails" in report or 'test_it.py", line 10 in test_fails' in report
 
 
 GREEN = (
@@ -221,6 +272,50 @@ def test_a_test_selected_by_id_in_a_subfolder_runs_alone(session, tmp_path):
     status, output = session("below", "-k", "helper", "-s")
     assert status == 0, output
     assert "2 passed, 1 deselected" in output
+
+
+VSCODE_PYTEST = """
+import pathlib
+import pytest
+
+def write(*words):
+    with pathlib.Path(__file__).with_name("sent").open("a") as file:
+        print(*words, file=file)
+
+def pytest_sessionstart(session):
+    write("started", session.config.option.ranks)
+
+def pytest_report_teststatus(report):
+    if report.when == "call" or (report.when == "setup" and report.skipped):
+        write(report.nodeid, report.outcome, *report.longreprtext.splitlines()[:1])
+
+def pytest_exception_interact(node, call, report):
+    write(node.nodeid, report.when, "exception", *call.excinfo.exconly().splitlines()[:1])
+"""
+
+
+@pytest.mark.thorough
+def test_the_plugin_of_an_editor_receives_one_result_for_each_test(session, tmp_path):
+    """VS Code discovers with --collect-only, runs by ids, and reads results in these hooks."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --ranks 2\npythonpath = .")
+    plugin = ("-p", "vscode_pytest", f"--rootdir={tmp_path}")
+    files = {"test_it": FAILS, "test_ok": GREEN, "helper": HELPER, "vscode_pytest": VSCODE_PYTEST}
+    status, output = session(*plugin, "--collect-only", **files)
+    assert (status, "5 tests collected" in output) == (0, True), output
+    ids = (f"{tmp_path}/test_it.py::test_fails", f"{tmp_path}/test_it.py::test_errors", "test_ok.py::test_helper[1]")
+    status, output = session(*plugin, "--capture", "no", *ids)
+    assert status == 1, output
+    error = "allranks.pytest_plugin.verdict_reports.RankFailedError: rank 1 errored: AssertionError: in a fixture"
+    failure = "rank 1 failed: assert [1, 1] == [1, 0]"
+    sent = [line.partition(" (rank 0")[0] for line in (tmp_path / "sent").read_text().splitlines()]
+    assert sent.count("started 2") == 2, "in no rank"
+    assert list(dict.fromkeys(sent)) == [  # the first result of a test counts
+        "started 2",
+        f"test_it.py::test_fails failed {failure}",
+        f"test_it.py::test_fails call exception allranks.pytest_plugin.verdict_reports.RankFailedError: {failure}",
+        f"test_it.py::test_errors setup exception {error}",
+        "test_ok.py::test_helper[1] passed",
+    ]
 
 
 @pytest.mark.thorough

@@ -48,6 +48,15 @@ def test_the_table_names_the_leading_rank_and_the_first_line_of_its_message(merg
     assert "second" not in render_table(merged)
 
 
+def test_rows_and_failures_are_colored_by_their_result(merged):
+    text = render_table(merged, lambda text, color: f"<{color}>{text}</>")
+    colors = [re.match("(?:<(red|green|yellow)>)?(.*?)(?:</>)?$", line).groups() for line in text.splitlines()]
+    assert [color for color, line in colors if color or line.startswith("cell")] == [
+        *(None, "red", "yellow", "red"),  # the head, a job with a failure, one whose test was skipped, and the total
+        *("red", "red"),  # the name of the failed test, and the message
+    ]
+
+
 def test_ten_failures_are_listed_and_the_rest_is_counted(run_folder):
     run_folder.manifest(ENV)
     run_folder.both(ENV, {f"t.py::test_{n}": {"outcome": "failed", "message": f"m{n}"} for n in range(13)})
@@ -252,8 +261,17 @@ def test_the_table_has_the_end_of_the_traceback_and_a_command(with_traceback):
         "    (all 2 ranks)",
         "      suite/t.py:31 in test_b",
         '          assert total == 6, "```` <b>"',
-        "      AssertionError: ```` <b>",
+        "      E   AssertionError: ```` <b>",
         "    rerun: allranks run gloo-w2-g0-env --suite collectives --seed 7 -- suite/t.py::test_b",
+    ]
+
+
+def test_the_lines_of_an_exception_are_red(with_traceback):
+    lines = render_table(with_traceback(TRACE), lambda text, color: f"<{color}>{text}</>").splitlines()
+    assert lines[-4:-1] == [
+        "      suite/t.py:31 in test_b",
+        '          assert total == 6, "```` <b>"',
+        "<red>      E   AssertionError: ```` <b></>",
     ]
 
 

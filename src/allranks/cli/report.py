@@ -1,8 +1,10 @@
 """``allranks report``: merges results into one report, and judges them."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -10,6 +12,7 @@ from allranks.cli.options import json_option, newest_run, quiet_option
 from allranks.cli.parser import CommandOptions, flag, option, whole, writable_file
 from allranks.cli.printing import say, say_json, say_verdict, warn
 from allranks.cli.variables import RESULTS_VARIABLE
+from allranks.colors import painted
 from allranks.errors import MEANING, ExitCode, UsageError
 from allranks.plugin_manager import section_makers
 from allranks.protocol.records import MOST_RANKS
@@ -199,7 +202,7 @@ def _report(options: Options) -> tuple[Path, ExitCode]:
     report = "\n        ".join(map(str, merged.junit_files))
     render = render_problems if options.quiet else render_results
     with console_for(warn if options.json else say) as console:
-        if not options.json and (text := render(merged)):
+        if not options.json and (text := render(merged, partial(painted, stream=sys.stdout))):
             written = f"\nPyTorch's layout: {layout.folder}" if layout and not merged.errors else ""
             console.say(f"{text}\n\nreport: {report}\npage: {merged.page}{written}")
         console.annotate(merged)

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile, groupby, islice, takewhile
-from typing import Final
+from typing import Final, Literal
 
 from allranks.protocol.xml_text import clipped, printable
 
@@ -37,6 +37,9 @@ OUTSIDE: Final = "Seen from outside by py-spy"
 """The stacks after this line are py-spy's view of the same threads."""
 
 _FUNCTION: Final = re.compile(r"\s*(?:async )?def (\w+)")
+
+ERROR_MARK: Final = "E   "
+"""The start of the lines of an exception, as in pytest."""
 
 
 def is_tool(file: str) -> bool:
@@ -117,6 +120,15 @@ def _last_error(lines: Iterable[str]) -> Sequence[str]:
         elif not found and not line.startswith(" "):
             found = [line]
     return found
+
+
+def line_kind(line: str) -> Literal["error", "source", "location", "other"]:
+    """What a line of a traceback of pytest, or of an excerpt, shows; reports color it accordingly."""
+    if _is_error(line):
+        return "error"
+    if line.startswith((">   ", "    ")):
+        return "source"
+    return "location" if _ENTRY.fullmatch(line) else "other"
 
 
 def folded(text: str) -> str:
@@ -226,16 +238,16 @@ def _relevant(text: str) -> list["_Traceback"]:
 
 def _without_frames(text: str, message: str) -> list[str]:
     lines = text.split("\n")
-    errors = [line[1:] for line in lines if _is_error(line)] or lines
-    return _errors(errors, message, _ERROR_LINES)
+    errors = [line[1:] for line in lines if _is_error(line)]
+    return _errors(errors or lines, message, _ERROR_LINES, ERROR_MARK if errors else "")
 
 
-def _errors(lines: Sequence[str], message: str, most: int) -> list[str]:
+def _errors(lines: Sequence[str], message: str, most: int, mark: str = ERROR_MARK) -> list[str]:
     """The first lines of an error, without a first line that is in the message."""
     error = [line for line in textwrap.dedent("\n".join(lines)).split("\n") if line.strip()]
     error = error[1:] if error and error[0].strip() in message else error
     more = [f"[... {_count(len(error) - most, 'more line')} ...]"] if len(error) > most else []
-    return error[:most] + more
+    return [f"{mark}{line}" for line in error[:most]] + more
 
 
 def line_in(text: str, file: str) -> int | None:

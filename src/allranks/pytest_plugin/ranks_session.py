@@ -31,6 +31,7 @@ from allranks.report.judge.attempts import final_verdicts
 from allranks.report.judge.judging import read_ranks
 from allranks.report.run_files import JobError, Manifest
 from allranks.runner.attempt_runner import AttemptRunner
+from allranks.runner.console import watching
 from allranks.runner.earlier_runs import verdict_policy_of
 from allranks.runner.host import Host, require_kernel
 from allranks.runner.request import Pdb
@@ -170,7 +171,8 @@ class RanksSession:
                     msg, remedy="Wait until they are free: `allranks doctor --gpus` shows who uses them."
                 )
             attempt.release()
-            runner.run(attempt, lambda: None)
+            with watching(reporter, [job.id], reporter.report_progress):
+                runner.run(attempt, lambda: None)
             self._error = attempt.error or _compare_collections(session.items, attempt.facts.full_collection)
             self._notices = attempt.facts.notices
             self._not_run = attempt.facts.not_run
@@ -204,7 +206,9 @@ class RanksSession:
         configuration = ("-c", str(config.inipath)) if config.inipath else ()
         quiet = ("--cov-report=", "--cov-fail-under=0") if config.pluginmanager.has_plugin("_cov") else ()
         own = _without_reporting(config.invocation_params.args, config.option.file_or_dir)
-        return (*configuration, *own, *_path_options(config), *quiet, *modules)
+        # The others omit the line of a failure, which --tb=line prints.
+        style = ("--tb=short",) if config.option.tbstyle in {"line", "no"} else ()
+        return (*configuration, *own, *_path_options(config), *quiet, *style, *modules)
 
     def _add_coverage(self, data: Path) -> None:
         """Copy the ranks' coverage data next to this process's, so that pytest-cov combines both."""

@@ -2,11 +2,13 @@
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
-from _pytest._code.code import TerminalRepr
+from _pytest._code.code import ReprEntry, ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 
 from allranks.engines.base import JobSpec
@@ -22,15 +24,15 @@ from allranks.protocol.records import (
     Record,
     TestStarted,
 )
-from allranks.protocol.tracebacks import folded
+from allranks.protocol.tracebacks import OUTSIDE, folded, line_kind
 from allranks.protocol.xml_text import xml_id
 from allranks.report.folder import Attempt
 from allranks.report.journal import JournalReader
 from allranks.report.judge.judging import judge
-from allranks.report.judge.rules import VerdictPolicy
-from allranks.report.results import XPASS, TestVerdict, VerdictKind, VerdictRule, compact
+from allranks.report.judge.rules import VerdictPolicy, own_text, sections
+from allranks.report.results import XPASS, TestVerdict, VerdictKind, VerdictRule, compact, rank_summary
 from allranks.report.run_files import JobError
-from allranks.runner.listener import RunListener
+from allranks.runner.listener import RunListener, slow_tests
 from allranks.runner.progress import Tests
 
 _NOT_COLLECTED: Final = (
@@ -40,6 +42,10 @@ _NOT_COLLECTED: Final = (
 _NO_RESULT: Final = "no rank reported this test"
 
 When = Literal["setup", "call", "teardown"]
+
+
+class RankFailedError(Exception):
+    """The failure of a test on ranks, for hooks that expect an exception."""
 
 
 class VerdictReporter(RunListener):
@@ -54,6 +60,8 @@ class VerdictReporter(RunListener):
         super().__init__(self._print)
         self._hook = session.config.hook
         self._prints = session.config.getoption("capture") == "no"
+        self._is_quiet = session.config.getoption("verbose") < 0
+        self._style: str = session.config.getoption("tbstyle")
         self._items = {xml_id(item.nodeid): item for item in session.items}
         self._start = JobStarted(schema=SCHEMA, run_id="", cell="", suite="", attempt=1, world_size=world_size)
         self._records: dict[str, list[Record]] = {}
@@ -62,27 +70,37 @@ class VerdictReporter(RunListener):
         self.has_failed = False  # whether any test failed
         self.has_executed = False  # whether any rank executed a test, by the rules of the report
 
-    def _print(self, line: str) -> None:
-        if self._prints and self._terminal is not None:
+    def _print(self, line: str, **markup: bool) -> None:
+        if self._terminal is not None:
             self._terminal.ensure_newline()
-            self._terminal.write_line(line)
+            self._terminal.write_line(line, **markup)
 
     def job_started(self, spec: JobSpec, tests: Tests) -> None:
         """Print nothing: the session's header has this information."""
+        with self.lock:
+            self._set_running(spec, tests)
+
+    def report_progress(self) -> None:
+        """Print newly slow tests, so that a hang is visible while it lasts."""
+        with self.lock:
+            for job in () if self._is_quiet else self.jobs:
+                for message in slow_tests(job):
+                    self._print(message, yellow=True)
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
         """Print nothing: the session's summary has this information."""
 
     def take(self, job_id: str, record: Record) -> None:
         """Process a record; when a test starts, report the tests that have ended."""
-        match record:
-            case Printed():
-                super().take(job_id, record)
-            case TestStarted():
-                self._report_ended(running=record.nodeid)
-                self._records.setdefault(record.nodeid, []).append(record)
-            case Passed() | RankEnded():
-                self._records.setdefault(record.nodeid, []).append(record)
+        with self.lock:
+            match record:
+                case Printed() if self._prints:
+                    super().take(job_id, record)
+                case TestStarted():
+                    self._report_ended(running=record.nodeid)
+                    self._records.setdefault(record.nodeid, []).append(record)
+                case Passed() | RankEnded():
+                    self._records.setdefault(record.nodeid, []).append(record)
 
     def _report_ended(self, running: str) -> None:
         for nodeid in [nodeid for nodeid in self._records if nodeid != running]:
@@ -123,7 +141,7 @@ class VerdictReporter(RunListener):
         self._passed[test.nodeid] = not test.verdict.is_bad
         self.has_failed = self.has_failed or test.verdict.is_bad
         self.has_executed = self.has_executed or test.verdict.executed
-        self._log(item, list(_reports(item, test)))
+        self._log(item, list(_reports(item, test, self._style)))
 
     def _log(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
         self._reports = reports
@@ -135,21 +153,25 @@ class VerdictReporter(RunListener):
         self._hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._reports:
             self._hook.pytest_runtest_logreport(report=report)
+            if report.failed:  # VS Code shows failures of fixtures only after this hook
+                call = pytest.CallInfo.from_call(partial(_fail, report), report.when)
+                item.ihook.pytest_exception_interact(node=item, call=call, report=report)
         self._hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
 
-def _reports(item: pytest.Item, test: TestVerdict) -> Iterator[pytest.TestReport]:
-    """The reports of the phases of a test, as if one process had run it."""
+def _reports(item: pytest.Item, test: TestVerdict, style: str) -> Iterator[pytest.TestReport]:
+    """The reports of the phases of a test, as if one process had run it; style is the value of ``--tb``."""
     verdict = test.verdict
     failed = _failed_phase(test) if verdict.is_bad else ""
+    failure = {"longrepr": _representation(item, test, style), "sections": _sections(test)} if failed else {}
     if failed == "setup":
-        yield _report(item, "setup", "failed", longrepr=_representation(test), sections=_sections(test))
+        yield _report(item, "setup", "failed", **failure)
     else:
         yield _report(item, "setup", "passed")
         call = _report(item, "call", "passed", duration=test.time)
         if failed == "call":
-            call.outcome, call.longrepr, call.sections = "failed", _representation(test), _sections(test)
+            call = _report(item, "call", "failed", duration=test.time, **failure)
         elif verdict.reason == "pytest.xfail":
             call.outcome, call.wasxfail = "skipped", verdict.message
         elif verdict.kind is VerdictKind.SKIPPED:
@@ -160,11 +182,13 @@ def _reports(item: pytest.Item, test: TestVerdict) -> Iterator[pytest.TestReport
         yield call
     ranks = [("ranks", compact(test.ranks))]
     if failed == "teardown":
-        yield _report(
-            item, "teardown", "failed", longrepr=_representation(test), sections=_sections(test), user_properties=ranks
-        )
+        yield _report(item, "teardown", "failed", **failure, user_properties=ranks)
     else:
         yield _report(item, "teardown", "passed", user_properties=ranks)
+
+
+def _fail(report: pytest.TestReport) -> None:
+    raise RankFailedError(report.longreprtext)
 
 
 def _failed_phase(test: TestVerdict) -> When:
@@ -182,36 +206,65 @@ def _report(item: pytest.Item, when: When, outcome: Literal["passed", "failed"],
     return pytest.TestReport(item.nodeid, item.location, keywords, outcome, when=when, **fields)
 
 
-@dataclass(frozen=True)
-class _Headline:
-    """The message that pytest prints in its short summary."""
-
-    message: str
-
-    def __str__(self) -> str:
-        return self.message
-
-
 @dataclass(eq=False)
 class _Representation(TerminalRepr):
-    """A failure as pytest prints it; with a plain string, the short summary on CI services would contain all of it."""
+    """A failure of a test as pytest prints it, with the value of ``--tb`` as the style."""
 
-    reprcrash: _Headline
-    text: str
+    reprcrash: ReprFileLocation  # for --tb=line, and the short summary
+    test: TestVerdict
+    style: str
+
+    def __str__(self) -> str:
+        """The texts of all ranks, for reports in files."""
+        return shorten("\n\n".join(filter(None, (self.test.verdict.message, folded(self.test.verdict.text)))))
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        """Print the full text."""
-        tw.line(self.text)
+        """Print the primary failure; in the style "long", also the texts of the other ranks."""
+        if self.style == "line":
+            if _failed_phase(self.test) != "call":  # otherwise, pytest prints it
+                self.reprcrash.toterminal(tw)
+            return
+        for line in self.test.verdict.message.splitlines():
+            tw.line(line, red=True, bold=True)
+        tw.line(f"ranks: {rank_summary(self.test.ranks, self.test.primary)}")
+        for text in filter(None, self._texts()):
+            tw.line()
+            _write_traceback(folded(shorten(text.rstrip())), tw)
+
+    def _texts(self) -> Iterator[str]:
+        """The text of the primary failure, and those of the other ranks if they are shown."""
+        primary, is_long = self.test.primary, self.style == "long"
+        if primary and (text := own_text(primary)) != primary.message:
+            yield text if is_long else text.partition(OUTSIDE)[0]
+        if is_long or not primary:
+            yield from (text for ranks, text in sections(self.test.ranks, primary) if primary not in ranks)
 
 
-def _representation(test: TestVerdict) -> _Representation:
-    verdict = test.verdict
-    text = shorten("\n\n".join(filter(None, (verdict.message, folded(verdict.text)))))
-    return _Representation(_Headline(verdict.message.partition("\n")[0]), text)
+def _write_traceback(text: str, tw: TerminalWriter) -> None:
+    """Print a traceback in pytest's colors."""
+    for kind, group in groupby(text.split("\n"), line_kind):
+        lines = list(group)
+        match kind:
+            case "source" | "error":
+                ReprEntry(lines, None, None, None, "short").toterminal(tw)
+            case "location":
+                for path, colon, rest in (line.partition(":") for line in lines):
+                    tw.write(path, red=True, bold=True)
+                    tw.line(f"{colon}{rest}")
+            case "other":
+                for line in lines:
+                    tw.line(line)
+
+
+def _representation(item: pytest.Item, test: TestVerdict, style: str) -> _Representation:
+    _, failed = test.source
+    _, first, _ = item.location
+    line = failed or (first or 0) + 1
+    return _Representation(ReprFileLocation(str(item.path), line, test.verdict.message.partition("\n")[0]), test, style)
 
 
 def _sections(test: TestVerdict) -> list[tuple[str, str]]:
-    """The output of the first failed rank."""
+    """The output of the rank with the primary failure."""
     primary = test.primary
     streams = (("stdout", primary.stdout), ("stderr", primary.stderr)) if primary else ()
     return [(f"Captured {name} of rank {test.verdict.leading}", text) for name, text in streams if text]

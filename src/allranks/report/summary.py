@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from allranks.colors import Color, Paint, without_color
 from allranks.errors import MEANING, ExitCode
 from allranks.protocol.repetitions import RepetitionTally, difference, short_rate
+from allranks.protocol.tracebacks import line_kind
 from allranks.protocol.xml_text import printable, readable, two_ends
 from allranks.report.failure_groups import Failure
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
@@ -33,12 +35,12 @@ _CELL: Final = 26
 _SUITE: Final = WIDTH - _CELL - 2 - (len(_NUMBERS) - 1) * _COLUMN - _TIME_COLUMN
 
 
-def render_table(merged: MergedRun) -> str:
+def render_table(merged: MergedRun, paint: Paint = without_color) -> str:
     """The run in plain text: one line for each job, then the first failures and the notices."""
     return "\n".join(
         [
-            *_rows(merged),
-            *_first_failures(merged),
+            *_rows(merged, paint),
+            *_first_failures(merged, paint),
             *_reference_lines(merged),
             *_sections(merged),
             *_table_notes(merged),
@@ -46,9 +48,9 @@ def render_table(merged: MergedRun) -> str:
     )
 
 
-def render_problems(merged: MergedRun) -> str:
+def render_problems(merged: MergedRun, paint: Paint = without_color) -> str:
     """The first failures and the notices; empty if there are none."""
-    return "\n".join([*_first_failures(merged), *_table_notes(merged)]).strip("\n")
+    return "\n".join([*_first_failures(merged, paint), *_table_notes(merged)]).strip("\n")
 
 
 def first_cause(merged: MergedRun, code: ExitCode) -> str:
@@ -88,13 +90,15 @@ def _time(merged: MergedRun) -> float:
     return sum(suite.time for suite in merged.suites)
 
 
-def _rows(merged: MergedRun) -> Iterator[str]:
+def _rows(merged: MergedRun, paint: Paint) -> Iterator[str]:
     width = _cell_width(merged)
     yield _table_row(width, "cell", "suite", _NUMBERS)
-    for suite in merged.suites:
-        yield _table_row(width, suite.cell, suite.suite, _numbers(suite.counts, suite.time))
-    if len(merged.suites) > 1:
-        yield _table_row(width, "total", "", _numbers(merged.counts, _time(merged)))
+    rows = [(suite.cell, suite.suite, suite.counts, suite.time) for suite in merged.suites]
+    if len(rows) > 1:
+        rows.append(("total", "", merged.counts, _time(merged)))
+    for cell, suite, counts, time in rows:
+        color: Color = "red" if counts.bad else "green" if counts.passed else "yellow"
+        yield paint(_table_row(width, cell, suite, _numbers(counts, time)), color)
 
 
 def _cell_width(merged: MergedRun) -> int:
@@ -122,23 +126,28 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _first_failures(merged: MergedRun) -> Iterator[str]:
+def _first_failures(merged: MergedRun, paint: Paint) -> Iterator[str]:
     shown = merged.failures[:FAILURES]
     if shown:
         yield ""
         yield "First failures:"
     for index, failure in enumerate(shown):
-        yield shorten(f"  {failure.kind.upper()} {failure.job}: {readable(failure.nodeid)}", WIDTH)
+        yield paint(shorten(f"  {failure.kind.upper()} {failure.job}: {readable(failure.nodeid)}", WIDTH), "red")
         message = shorten(readable(failure.message), _MESSAGE_LINES * (WIDTH - 8))
-        yield from _wrapped(message, "    ")
+        yield from (paint(line, "red") for line in _wrapped(message, "    "))
         if failure.impact:
             yield from _wrapped(f"({failure.impact})", "    ")
         if index < TRACEBACKS:
-            yield from (shorten(f"      {line}", WIDTH) for line in failure.traceback)
+            yield from (_traceback_line(line, paint) for line in failure.traceback)
         if index < TRACEBACKS and failure.rerun_command:
             yield f"    rerun: {failure.rerun_command}"
     if more := left_out(merged, shown):
         yield f"  and {more} more: see {merged.junit.name}"
+
+
+def _traceback_line(line: str, paint: Paint) -> str:
+    shown = shorten(f"      {line}", WIDTH)
+    return paint(shown, "red") if line_kind(line) == "error" else shown
 
 
 def _sections(merged: MergedRun) -> Iterator[str]:

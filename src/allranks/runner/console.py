@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TextIO
 
-from allranks.colors import CANNOT_MOVE, painted
+from allranks.colors import CANNOT_MOVE, Paint, painted, without_color
 from allranks.interruption import block_signals
 from allranks.protocol.xml_text import for_terminal
 from allranks.report.judged import MergedRun
 from allranks.runner.ci_service import ci_service
-from allranks.runner.listener import Detail, Paint, RunListener, without_color
+from allranks.runner.listener import Detail, RunListener
 
 _INTERVAL: Final = 0.25
 """Seconds between two updates of the progress of a run."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from allranks.colors import Color
+from allranks.colors import Paint, without_color
 from allranks.engines.base import JobSpec, Placement
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Printed, RankEnded, Record, Repeated
@@ -19,9 +19,6 @@ Detail = Literal["quiet", "usual", "verbose"]
 """How much a run prints: ``-q`` prints only problems. ``-v`` adds each job's settings, and the tracebacks,
 stacks and output of failed ranks."""
 
-Paint = Callable[[str, Color], str]
-"""Colors a string, if the output supports colors."""
-
 _REASON_LINES: Final = 12
 _EVIDENCE_LINES: Final = 100
 _MESSAGE: Final = 160
@@ -32,11 +29,6 @@ _RATE_SECONDS: Final = 10.0
 
 _PROGRESS_SECONDS: Final = 60.0
 """Seconds between two summaries of the run in a log."""
-
-
-def without_color(text: str, _color: Color) -> str:
-    """Return the string unchanged."""
-    return text
 
 
 @dataclass(eq=False)  # a pytest plug-in derives from it, and older versions of pytest keep plug-ins in a set
@@ -79,14 +71,17 @@ class RunListener:
     def job_started(self, spec: JobSpec, tests: Tests) -> None:
         """Handle the start of a job, whose tests the caller counts in `tests`."""
         with self.lock:
-            job, limits = self._job(spec.job_id), spec.agent.limits
-            job.state, job.began, job.tests = "running", time.monotonic(), tests
-            job.slow_after = limits.process_group / 2
-            self._running[spec.job_id] = job
+            self._set_running(spec, tests)
             if self.detail == "verbose":
                 self._say_all(request_lines(spec))
             if self.detail != "quiet":
                 self.say(f"{spec.job_id}: running {_location(spec)}")
+
+    def _set_running(self, spec: JobSpec, tests: Tests) -> None:
+        job, limits = self._job(spec.job_id), spec.agent.limits
+        job.state, job.began, job.tests = "running", time.monotonic(), tests
+        job.slow_after = limits.process_group / 2
+        self._running[spec.job_id] = job
 
     def placement_changed(self, job_id: str, placement: Placement) -> None:
         """Handle a report of an engine with a queue; the job's time starts when it leaves the queue."""
@@ -147,11 +142,7 @@ class RunListener:
                 self._say_all(f"    {line}" for line in _last_lines(text))
 
     def report_progress(self) -> None:
-        """Print a summary of the run, newly slow tests, and failure rates of repeated tests, each at intervals.
-
-        A test is slow after half of the process group's time limit: a hang in a collective ends at that limit, whatever
-        the test's own limit is. It is reported again whenever its duration has doubled.
-        """
+        """Print a summary of the run, newly slow tests, and failure rates of repeated tests, each at intervals."""
         if self.detail == "quiet":
             return
         with self.lock:
@@ -159,11 +150,8 @@ class RunListener:
                 self._summaries = periods
                 self.say("; ".join(filter(None, (summary(self.jobs, self.seconds), self._longest()))))
             for job in self._running.values():
-                for test in tuple(job.tests.running.values()):
-                    if test.seconds >= job.slow_after * 2**test.slow_messages:
-                        test.slow_messages += 1
-                        message = f"{job.job_id}: slow: {test.nodeid} has been running for {test.seconds:.0f} s"
-                        self.say(self.paint(message, "yellow"))
+                for message in slow_tests(job):
+                    self.say(self.paint(f"{job.job_id}: {message}", "yellow"))
                 if job.rate and (elapsed := job.seconds or 0.0) - job.last_rate >= max(_RATE_SECONDS, elapsed / 5):
                     job.last_rate = elapsed
                     self.say(f"{job.job_id}: {job.rate}")
@@ -177,6 +165,18 @@ class RunListener:
     def _say_all(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.say(line)
+
+
+def slow_tests(job: JobProgress) -> Iterator[str]:
+    """A message about each newly slow test of a job.
+
+    A test is slow after half of the process group's time limit: a hang in a collective ends at that limit, whatever
+    the test's own limit is. It is reported again whenever its duration has doubled.
+    """
+    for test in tuple(job.tests.running.values()):  # a copy, since the thread of the job changes it
+        if test.seconds >= job.slow_after * 2**test.slow_messages:
+            test.slow_messages += 1
+            yield f"slow: {test.nodeid} has been running for {test.seconds:.0f} s"
 
 
 def request_lines(spec: JobSpec) -> Iterator[str]:

@@ -2,12 +2,15 @@
 
 import resource
 import socket
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from allranks.colors import painted
 from allranks.engines import AUTO
 from allranks.engines.base import Engine
 from allranks.engines.gpus import GpuMode, Inventory, chosen_inventory
@@ -189,7 +192,8 @@ def _show(
 ) -> MergedRun:
     """Merge the run, and show the results of these jobs."""
     own = merge(folder.path, observers=observers).only(job_ids)
-    if text := render_problems(own) if options.detail == "quiet" else f"\n{render_table(own)}":
+    paint = partial(painted, stream=sys.stdout)
+    if text := render_problems(own, paint) if options.detail == "quiet" else f"\n{render_table(own, paint)}":
         console.say(f"{text}\n")
         report = _latest_path(folder.path)
         console.say("report: " + "\n        ".join(str(_relative(report / file.name)) for file in own.junit_files))
