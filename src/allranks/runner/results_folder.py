@@ -25,7 +25,7 @@ from allranks.ownership import OwnedRun
 from allranks.report.judge.baseline import read_baseline
 from allranks.report.run_files import DroppedCells, JobRecord, JudgingPolicy, Manifest, PlannedJob, as_json
 from allranks.report.untrusted import parsed
-from allranks.user_cache import hold
+from allranks.user_cache import hold, write_atomically
 
 if TYPE_CHECKING:
     from allranks.runner.durations import Durations
@@ -321,9 +321,7 @@ def _read(path: Path) -> Manifest | None:
 
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file atomically."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
+    write_atomically(path, json.dumps(value, indent=1) + "\n")
 
 
 def _point_latest(results: Path, run_id: str) -> None:

@@ -25,6 +25,7 @@ from allranks.report.untrusted import other_schema, parsed
 from allranks.runner.durations import Durations
 from allranks.runner.machines.packs import Pack
 from allranks.runner.results_folder import RUN_ID_VARIABLE
+from allranks.user_cache import write_atomically
 
 LENGTH: Final = 16
 """Hexadecimal digits of a digest: it protects against mistakes, not against attacks."""
@@ -141,10 +142,8 @@ def reference(document: Mapping[str, Any], pack: Pack) -> str:
 
 def write_plan(path: Path, document: Mapping[str, Any]) -> None:
     """Write the file atomically."""
-    draft = path.with_name(f".{path.name}.draft")
     try:
-        draft.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_atomically(path, json.dumps(document, separators=(",", ":")) + "\n")
     except OSError as error:
         msg = f"The plan file {path} cannot be written."
         raise UsageError(msg, why=f"{error.strerror or error}.", remedy="Choose another path.") from error
