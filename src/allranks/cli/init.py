@@ -195,6 +195,10 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(
             msg, why=f"{error.strerror}.", remedy="Check the permissions and the free space of its folder."
         ) from error
+    except UnicodeEncodeError as error:
+        msg = f"{path} cannot be written."
+        why = "It would name a path that is not UTF-8, which no TOML file can."
+        raise UsageError(msg, why=why, remedy="Rename the folder or file of tests.") from error
 
 
 def _classification(tests: ExistingTests) -> Iterator[str]:
