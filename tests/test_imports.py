@@ -171,3 +171,9 @@ def test_nothing_but_the_list_of_plug_ins_names_the_plug_in_history():
     core = [path for path in files if "plugins" not in path.parts]
     assert len(core) > 200
     assert {path.name for path in core if "history" in path.read_text().lower()} == {"plugin_manager.py"}
+
+
+def test_the_fork_server_can_report_that_torch_or_pytest_is_missing():
+    code = "import sys, allranks.agent.collect.fork_server\nsys.exit(str({'pytest', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "set()"

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from enum import IntEnum
 from typing import ClassVar
 
-from allranks.protocol.xml_text import for_terminal
+from allranks.protocol.xml_text import clipped, for_terminal, printable
 
 
 class ExitCode(IntEnum):
@@ -81,8 +81,15 @@ class AllranksError(Exception):
         return for_terminal("\n".join([f"allranks: error: {first}", *(f"  {line}" for line in rest)]))
 
 
-def as_bug(error: Exception) -> AllranksError:
-    """Convert an unexpected exception into an error."""
+def as_error(error: Exception) -> AllranksError:
+    """Convert an unexpected exception: an error of the operating system, or else a bug."""
+    if isinstance(error, OSError) and error.strerror:
+        path = clipped(printable(str(error.filename)), 200) if error.filename else ""
+        return AllranksError(
+            f"{path} cannot be used." if path else "The operating system reports an error.",
+            why=f"{error.strerror}.",
+            remedy="Check paths, permissions and free disk space. `allranks --debug` shows where this happened.",
+        )
     return AllranksError(
         f"allranks crashed: {type(error).__name__}: {error}",
         why="This is a bug in allranks.",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pluggy
 
-from allranks.errors import MEANING, AllranksError, ExitCode, PluginError, as_bug, described, shown
+from allranks.errors import MEANING, AllranksError, ExitCode, PluginError, as_error, described, shown
 
 if TYPE_CHECKING:
     from allranks.matrix.expand import Expansion
@@ -196,7 +196,7 @@ def run_by_plugins(
         except AllranksError:
             raise
         except Exception as error:
-            raise as_bug(error) from error  # in allranks, not in the plug-in that calls it
+            raise as_error(error) from error  # in allranks, not in the plug-in that calls it
 
     return cast("ExitCode | None", first_result(load_plugins(), "allranks_run", run_here=run, **given))
 

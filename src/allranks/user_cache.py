@@ -207,10 +207,13 @@ def _size(folder: Path) -> int:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write a file so that other processes never read a partial one."""
+    """Write a file so that other processes never read a partial one; if that fails, an existing file stays."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(file)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """``allranks init``: what it finds, writes, and does not change."""
 
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -113,6 +114,14 @@ def test_a_folder_that_may_not_be_written_is_an_error(allranks, folder):
     (folder / "tests").write_text("")
     code, _, err = allranks("init")
     assert (code, "cannot be written" in err) == (2, True)
+
+
+def test_a_path_that_is_not_utf8_is_an_error(allranks, folder):
+    tests = folder / os.fsdecode(b"t\xff")
+    tests.mkdir()
+    (tests / "test_x.py").write_text("import torch.distributed as dist\n\ndef test_x(): dist.init_process_group()\n")
+    code, _, err = allranks("init")
+    assert (code, "not UTF-8" in err, (folder / "matrix.toml").exists()) == (2, True, False)
 
 
 @pytest.mark.parametrize(

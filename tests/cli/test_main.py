@@ -1,5 +1,6 @@
 """The command line as a whole: how it is split, and how errors are reported."""
 
+import re
 import subprocess
 import sys
 
@@ -116,3 +117,30 @@ def test_a_bug_in_allranks_is_reported_without_a_traceback(allranks, monkeypatch
     assert err.startswith("allranks: error: allranks crashed: AttributeError: no such thing\n")
     assert "Traceback" not in err
     assert "--debug" in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"plan {'x' * 300}.py",
+        f"plan --matrix {'x' * 300}.toml",
+        f"report {'x' * 300}",
+        f"show {'x' * 300}.xml",
+        f"init {'x' * 300}",
+    ],
+    ids=lambda command: command.partition("x")[0],
+)
+def test_an_error_of_the_operating_system_names_the_path(allranks, command):
+    code, out, err = allranks(*command.split())
+    assert (code, out) == (4, "")
+    assert re.match(r"allranks: error: \S*x{100}\S* cannot be used\.\n  File name too long\.\n  Check paths", err)
+
+
+def test_a_folder_that_was_removed_is_an_error_with_its_cause(allranks, tmp_path, monkeypatch):
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    code, out, err = allranks("plan")
+    assert (code, out) == (4, "")
+    assert err.startswith("allranks: error: The operating system reports an error.\n  No such file or directory.\n")

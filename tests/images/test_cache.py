@@ -1,4 +1,5 @@
 import fcntl
+import resource
 
 import pytest
 
@@ -45,6 +46,18 @@ def test_a_kept_file_is_replaced_as_a_whole(tmp_path):
     write_atomically(tmp_path / "x.json", "long text")
     write_atomically(tmp_path / "x.json", "new")
     assert [(file.name, file.read_text()) for file in tmp_path.glob("x*")] == [("x.json", "new")]
+
+
+def test_a_file_stays_if_the_disk_is_full(tmp_path):
+    write_atomically(tmp_path / "x.json", "old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_atomically(tmp_path / "x.json", "new" * 1024)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [(file.name, file.read_text()) for file in tmp_path.glob("*x.json*")] == [("x.json", "old")]
 
 
 def test_a_held_lock_keeps_others_out_until_the_block_ends(own_cache):

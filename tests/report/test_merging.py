@@ -1,6 +1,7 @@
 """Merging: repeatable, exclusive, and careful with what is not ours."""
 
 import fcntl
+import resource
 import shutil
 import threading
 from pathlib import Path
@@ -153,4 +154,17 @@ def test_a_write_that_fails_half_way_leaves_the_earlier_report(run_folder, monke
     with pytest.raises(ResultsError, match="No space left"):
         merge(run_folder.path, environ={})
     assert (run_folder.path / name).read_bytes() == before
+    assert not list(run_folder.path.glob(".*unfinished"))
+
+
+def test_a_full_disk_leaves_no_unfinished_report(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {f"t.py::test_{number}": "passed" for number in range(200)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # as on a full disk, closing a file fails like writing it
+    try:
+        with pytest.raises(ResultsError, match="free disk space"):
+            merge(run_folder.path, environ={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(run_folder.path.glob(".*unfinished"))

@@ -24,6 +24,7 @@ from allranks.matrix.axes import is_version
 from allranks.matrix.declaration import FILE_NAME
 from allranks.matrix.tables import json_schema
 from allranks.matrix.toml_file import PYPROJECT, PYPROJECT_TABLE
+from allranks.user_cache import write_atomically
 
 NOXFILE = """\
 # /// script
@@ -188,10 +189,16 @@ def _gitignore(root: Path) -> dict[str, str]:
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_atomically(path, text)
     except OSError as error:
         msg = f"{path} cannot be written."
-        raise UsageError(msg, why=f"{error.strerror}.", remedy="Check the permissions of its folder.") from error
+        raise UsageError(
+            msg, why=f"{error.strerror}.", remedy="Check the permissions and the free space of its folder."
+        ) from error
+    except UnicodeEncodeError as error:
+        msg = f"{path} cannot be written."
+        why = "It would name a path that is not UTF-8, which no TOML file can."
+        raise UsageError(msg, why=why, remedy="Rename the folder or file of tests.") from error
 
 
 def _classification(tests: ExistingTests) -> Iterator[str]:

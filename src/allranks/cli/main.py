@@ -20,7 +20,7 @@ from allranks.cli.parser import ArgumentParser, CommandLine, CommandOptions, for
 from allranks.cli.printing import say
 from allranks.cli.variables import RESULTS_VARIABLE, PlanVariables
 from allranks.colors import painted
-from allranks.errors import MEANING, AllranksError, ExitCode, PluginError, UsageError, as_bug, did_you_mean
+from allranks.errors import MEANING, AllranksError, ExitCode, PluginError, UsageError, as_error, did_you_mean
 from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands, added_options
 
 _CORE: Final = (
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nallranks: interrupted", file=sys.stderr)
         code = ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last frame: a bug in allranks, reported like any other error
-        _report_error(as_bug(error), own)
+        _report_error(as_error(error), own)
         code = ExitCode.INFRASTRUCTURE
     return int(code)
 

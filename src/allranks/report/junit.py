@@ -89,10 +89,10 @@ class JUnitWriter:
                 self._open.finish()
                 self._replace_files()
         finally:
-            for part in self._parts:
-                part.close()
             for path in self.files:
                 _unfinished(path).unlink(missing_ok=True)
+            for part in self._parts:
+                part.close()  # last, because it fails if the disk is full
 
     def _replace_files(self) -> None:
         """Replace the files, the first one last, so that a reader who finds it also finds its continuations."""

@@ -99,7 +99,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
         raise ResultsError(
             msg,
             why=f"{error.filename or folder}: {error.strerror}.",
-            remedy="Make the folder writable, or merge a copy of it.",
+            remedy="Make the folder writable, free disk space, or merge a copy of it.",
         ) from error
 
 

@@ -57,8 +57,8 @@ class JsonWriter:
         self._unfinished.replace(self._path)
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
         self._unfinished.unlink(missing_ok=True)
+        self._file.close()  # last, because it fails if the disk is full
 
 
 def is_report_json(path: Path) -> bool:

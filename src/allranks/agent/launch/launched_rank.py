@@ -18,9 +18,8 @@ from allranks.agent.channel import Command, PhasesEnded, RankEnd, StepEnded
 from allranks.agent.clock import monotonic
 from allranks.agent.rank import debugging, rank_setup
 from allranks.agent.rank.call_counter import CallCounter
-from allranks.agent.rank.coverage import save_coverage
 from allranks.agent.rank.imports import ImportWatch
-from allranks.agent.rank.rank_setup import flush_output, run_in_fork, seed_everything
+from allranks.agent.rank.rank_setup import flush_output, run_in_fork, save_coverage, seed_everything
 from allranks.agent.rank.reports import CodedSkip, failed_before, skip_with_code, waited_for, with_cause
 from allranks.protocol.launcher_variables import OWN, variables_of_rank
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten

@@ -6,34 +6,13 @@ and concurrent jobs would overwrite each other's files.
 
 import os
 import shutil
-import sys
-import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from allranks.protocol.config import COVERAGE, EARLIER_COVERAGE, AgentConfig, Folders
-
-
-def save_coverage() -> None:
-    """Save the data that coverage.py has measured in this process so far, if any.
-
-    Forks of a measuring process also measure. Each saves to its own file, named after the process, next to that of the
-    fork server, which combines them.
-    """
-    module = sys.modules.get("coverage")
-    with suppress(Exception), warnings.catch_warnings():
-        measuring = module.Coverage.current() if module is not None else None
-        if measuring is not None:
-            # Ignore warnings about code that this rank did not run; its peers may have run it.
-            warnings.simplefilter("ignore")
-            measuring.stop()
-            measuring.save()
-            measuring.start()
-
 
 DATA: Final = "data"
 """The file in the coverage folder with the data of the whole job; its name is the prefix of each process's file."""

@@ -2,9 +2,11 @@
 
 import os
 import re
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import pytest
 import torch
 from _pytest.capture import CaptureManager
+from _pytest.terminal import TerminalReporter
 from torch import distributed
 
 from allranks.agent import child_observer
@@ -35,10 +38,9 @@ from allranks.agent.orphans import Mark
 from allranks.agent.program import StartRanks
 from allranks.agent.rank import debugging, rank_setup
 from allranks.agent.rank.call_counter import CallCounter
-from allranks.agent.rank.coverage import save_coverage
 from allranks.agent.rank.imports import ImportWatch
 from allranks.agent.rank.marker_options import has_thread_ranks, never_runs
-from allranks.agent.rank.rank_setup import flush_output, next_item, run_in_fork, seed_everything, silence_terminal
+from allranks.agent.rank.rank_setup import flush_output, run_in_fork, save_coverage, seed_everything
 from allranks.agent.rank.reports import (
     Subtests,
     aborted_by_hook,
@@ -62,6 +64,9 @@ from allranks.protocol.skip_codes import SkipCode
 
 if TYPE_CHECKING:
     from allranks.agent.rank.warm_children import WarmChildren
+
+INSTRUCTIONS = pytest.StashKey[str]()
+"""The key for :attr:`RunTest.instructions` in the stash of pytest's configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +100,7 @@ def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
 
     def work() -> int:
         _disable_capture(session)
-        silence_terminal(session.config)
+        _silence_terminal(session.config)
         return _Rank(session, assignment).run()
 
     stacks = assignment.request.results / f"rank-{assignment.rank}.stacks.txt"
@@ -228,9 +233,9 @@ class _Rank:
             return self._conclude()
         self._last_item = item
         self._enter_folder(item.path)
-        following = next_item(self._items, command.index, command.following)
+        following = _next_item(self._items, command.index, command.following)
         os.environ["ALLRANKS_SEED"] = str(command.seed)
-        item.config.stash[rank_setup.INSTRUCTIONS] = command.instructions
+        item.config.stash[INSTRUCTIONS] = command.instructions
         if not self._assignment.config.launches_ranks:  # without peers there is no seed, as under plain pytest
             seed_everything(command.seed)
         self._disk_use.begin()
@@ -476,3 +481,49 @@ def init_process_group(assignment: Assignment, url: str) -> None:
         world_size=config.world_size,
         timeout=timedelta(seconds=config.limits.process_group),
     )
+
+
+_NAME = "terminalreporter"
+
+
+class SilentReporter:
+    """A terminal reporter without hooks, so that pytest never calls it.
+
+    Plugins such as pytest-timeout get the terminal reporter by its name and write to it.
+    """
+
+    def __init__(self, reporter: TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of any type
+        """Return the attribute of the real reporter."""
+        return getattr(self._reporter, name)
+
+
+def _silence_terminal(config: pytest.Config) -> None:
+    """Disable progress reports; redirect what plugins write to the terminal to standard error."""
+    reporter = config.pluginmanager.unregister(name=_NAME)
+    if isinstance(reporter, TerminalReporter):
+        reporter._tw._file = sys.stderr  # noqa: SLF001 - a terminal writer cannot be redirected otherwise
+        config.pluginmanager.register(SilentReporter(reporter), _NAME)
+
+
+def _next_item(items: Mapping[int, pytest.Item], index: int, following: int | None) -> pytest.Item | None:
+    """The next item for pytest, which keeps the fixtures that both items need.
+
+    Before a repetition of a test, this is a copy: for the same item, pytest would also keep function-scoped fixtures.
+    """
+    _renew(items.get(index))
+    item = None if following is None else items.get(following)
+    return copy(item) if following == index and item is not None else item
+
+
+def _renew(item: pytest.Item | None) -> None:
+    """Give a method that has run before a new instance of its class; pytest creates only one, during collection."""
+    has_run = getattr(item, "_request", None) is False
+    if has_run and isinstance(item, pytest.Function) and type(item.parent) is pytest.Class:
+        instance = item.instance
+        if instance is not None and getattr(item.obj, "__self__", None) is instance:
+            made = item.parent.newinstance()  # type: ignore[no-untyped-call]
+            setattr(item, "_instance", made)  # noqa: B010 - pytest 8.2 and newer; not public
+            item.obj = getattr(made, item.originalname)

@@ -13,24 +13,20 @@ import os
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from copy import copy
 from dataclasses import dataclass
 from os import getpid
 from pathlib import Path
 from random import seed as _seed_python  # bound now, because tests may patch it
 from types import FrameType
-from typing import Any, NoReturn, TextIO
-
-import pytest
-from _pytest.terminal import TerminalReporter
+from typing import NoReturn, TextIO
 
 from allranks.agent import clock, evidence, linux
 from allranks.agent.channel import Leaving, Message, PhasesEnded, RankEnd
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
 from allranks.agent.orphans import show_marks
-from allranks.agent.rank.coverage import save_coverage
 from allranks.protocol import skip_codes
 from allranks.protocol.outcomes import Phase
 
@@ -85,34 +81,6 @@ def flush_output() -> None:
     _libc.fflush(None)
 
 
-_NAME = "terminalreporter"
-
-
-class SilentReporter:
-    """A terminal reporter without hooks, so that pytest never calls it.
-
-    Plugins such as pytest-timeout get the terminal reporter by its name and write to it.
-    """
-
-    def __init__(self, reporter: TerminalReporter) -> None:
-        self._reporter = reporter
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of any type
-        """Return the attribute of the real reporter."""
-        return getattr(self._reporter, name)
-
-
-def silence_terminal(config: pytest.Config) -> None:
-    """Disable progress reports; redirect what plugins write to the terminal to standard error."""
-    reporter = config.pluginmanager.unregister(name=_NAME)
-    if isinstance(reporter, TerminalReporter):
-        reporter._tw._file = sys.stderr  # noqa: SLF001 - a terminal writer cannot be redirected otherwise
-        config.pluginmanager.register(SilentReporter(reporter), _NAME)
-
-
-INSTRUCTIONS = pytest.StashKey[str]()
-"""The key for :attr:`RunTest.instructions` in the stash of pytest's configuration."""
-
 _exit = os._exit
 
 _TEAR_DOWNS = frozenset({"_callTearDown", "_callCleanup"})
@@ -162,6 +130,23 @@ def end_fork(*, is_bad: bool, text: Callable[[], str]) -> None:
         os._exit(is_bad)
 
 
+def save_coverage() -> None:
+    """Save the data that coverage.py has measured in this process so far, if any.
+
+    Forks of a measuring process also measure. Each saves to its own file, named after the process, next to that of the
+    fork server, which combines them.
+    """
+    module = sys.modules.get("coverage")
+    with suppress(Exception), warnings.catch_warnings():
+        measuring = module.Coverage.current() if module is not None else None
+        if measuring is not None:
+            # Ignore warnings about code that this rank did not run; its peers may have run it.
+            warnings.simplefilter("ignore")
+            measuring.stop()
+            measuring.save()
+            measuring.start()
+
+
 def announce_and_exit(status: int) -> NoReturn:
     """Announce the exit of a rank, and end this process as ``os._exit`` does."""
     is_own = _rank.pid == getpid() and threading.current_thread() is threading.main_thread()
@@ -180,6 +165,8 @@ def announce_and_exit(status: int) -> NoReturn:
 
 def is_failure(error: BaseException | None) -> bool:
     """Whether an exception means that the test has failed, so that an exit in ``finally`` or ``except`` is no skip."""
+    import pytest  # noqa: PLC0415 - the fork server imports this module first, and reports a missing pytest
+
     return isinstance(error, AssertionError | pytest.fail.Exception)
 
 
@@ -259,24 +246,3 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     show_marks(environment)
     gc.enable()
-
-
-def next_item(items: Mapping[int, pytest.Item], index: int, following: int | None) -> pytest.Item | None:
-    """The next item for pytest, which keeps the fixtures that both items need.
-
-    Before a repetition of a test, this is a copy: for the same item, pytest would also keep function-scoped fixtures.
-    """
-    _renew(items.get(index))
-    item = None if following is None else items.get(following)
-    return copy(item) if following == index and item is not None else item
-
-
-def _renew(item: pytest.Item | None) -> None:
-    """Give a method that has run before a new instance of its class; pytest creates only one, during collection."""
-    has_run = getattr(item, "_request", None) is False
-    if has_run and isinstance(item, pytest.Function) and type(item.parent) is pytest.Class:
-        instance = item.instance
-        if instance is not None and getattr(item.obj, "__self__", None) is instance:
-            renewed = item.parent.newinstance()  # type: ignore[no-untyped-call]
-            setattr(item, "_instance", renewed)  # noqa: B010 - pytest 8.2 and newer; not public
-            item.obj = getattr(renewed, item.originalname)

@@ -20,7 +20,7 @@ from allranks.engines import AUTO
 from allranks.engines.archive import copy_files
 from allranks.engines.base import FileCopy
 from allranks.errors import ExitCode, UsageError
-from allranks.matrix.axes import AXES, LARGEST, backend_problem
+from allranks.matrix.axes import AXES, LARGEST, backend_problem, is_version
 from allranks.matrix.declaration import FILE_NAME
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
@@ -36,6 +36,9 @@ _SKIPS: Final = "allranks.testing.unsupported_skips"
 
 _GROUP_LIMIT: Final = 6
 """The process group's time limit as a multiple of the test's, which must expire first to name the hanging rank."""
+
+_LONGEST: Final = 3600
+"""The most seconds of ``--time-limit``: the limit of a process group, a multiple of it, must fit into timers."""
 
 _SETTINGS: Final = {
     "test": "--time-limit",
@@ -89,7 +92,7 @@ class Options(JobOptions):
         "--time-limit SECONDS",
         _WHAT,
         "seconds after which a test counts as hanging (default: 10)",
-        type=whole(),
+        type=whole(1, _LONGEST),
         default=10,
     )
     python: str | None = option(
@@ -145,6 +148,9 @@ def _check_names(options: Options) -> None:
     if options.module is not None and not all(part.isidentifier() for part in options.module.split(".")):
         msg = f"{options.module!r} cannot be the name of a module."
         raise UsageError(msg, remedy="Write it as in an import statement: --import package.module.")
+    if options.torch is not None and not is_version(options.torch):
+        msg = f"--torch: {options.torch!r} is not one exact version."
+        raise UsageError(msg, remedy=f"Write it as in --torch {DEFAULT_TORCH}.")
 
 
 def _copy_module(module: str, here: Path, target: Path) -> bool:
@@ -194,7 +200,7 @@ def _expansion(options: Options, python_path: tuple[Path, ...]) -> Expansion:
     packages = () if options.engine == "process" and python else ("numpy",)
     torch = None if options.image else options.torch or own or DEFAULT_TORCH
     image = Image(name="conformance", image=options.image, torch=torch, packages=() if options.image else packages)
-    seconds = float(max(1, options.time_limit))
+    seconds = float(options.time_limit)
     matrix = Matrix(
         path=Path.cwd() / FILE_NAME,
         axes={axis: tuple(dict.fromkeys(cell.axes()[axis] for cell in cells)) for axis in AXES},

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from allranks.errors import AllranksError, ExitCode, as_bug
+from allranks.errors import AllranksError, ExitCode, as_error
 from allranks.report.merging import merge
 from allranks.report.run_files import JobError, JobRecord, Manifest, PlannedJob, as_json
 from allranks.runner.attempt_runner import INTERRUPTED
@@ -57,7 +57,7 @@ def recording_rejection(command: Callable[[], ExitCode], results: Path, plan_fil
 
 def _reason(error: BaseException) -> JobError:
     if isinstance(error, Exception):
-        return JobError.from_exception(error if isinstance(error, AllranksError) else as_bug(error))
+        return JobError.from_exception(error if isinstance(error, AllranksError) else as_error(error))
     return INTERRUPTED
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import distributed
 
 from allranks.agent.rank.call_counter import COLLECTIVES, MESSAGES, wrap
-from allranks.agent.rank.rank_setup import INSTRUCTIONS
+from allranks.agent.rank.rank import INSTRUCTIONS
 from allranks.plugins.stress.agent.skew import LateRank, NamedDelays, lateness, milliseconds
 from allranks.protocol.repetitions import OFF
 
