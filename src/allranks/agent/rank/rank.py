@@ -524,6 +524,6 @@ def _renew(item: pytest.Item | None) -> None:
     if has_run and isinstance(item, pytest.Function) and type(item.parent) is pytest.Class:
         instance = item.instance
         if instance is not None and getattr(item.obj, "__self__", None) is instance:
-            made = item.parent.newinstance()  # type: ignore[no-untyped-call]
-            setattr(item, "_instance", made)  # noqa: B010 - pytest 8.2 and newer; not public
-            item.obj = getattr(made, item.originalname)
+            renewed = item.parent.newinstance()  # type: ignore[no-untyped-call]
+            setattr(item, "_instance", renewed)  # noqa: B010 - pytest 8.2 and newer; not public
+            item.obj = getattr(renewed, item.originalname)
