@@ -21,7 +21,7 @@ from os import getpid
 from pathlib import Path
 from random import seed as _seed_python  # bound now, because tests may patch it
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, BinaryIO, NoReturn, TextIO
 
 import pytest
 from _pytest.terminal import TerminalReporter
@@ -114,6 +114,7 @@ INSTRUCTIONS = pytest.StashKey[str]()
 """The key for :attr:`RunTest.instructions` in the stash of pytest's configuration."""
 
 _exit = os._exit
+_dump_stacks = faulthandler.dump_traceback
 
 _TEAR_DOWNS = frozenset({"_callTearDown", "_callCleanup"})
 """Methods of unittest's synchronous and asynchronous test cases (Python 3.11 to 3.14)."""
@@ -125,6 +126,7 @@ class _Announcer:
     take_phases: Callable[[], tuple[Phase, ...]] = tuple
     nodeid: str = ""
     pid: int = 0
+    stacks: BinaryIO | None = None
 
 
 _rank = _Announcer()
@@ -163,7 +165,10 @@ def end_fork(*, is_bad: bool, text: Callable[[], str]) -> None:
 
 
 def announce_and_exit(status: int) -> NoReturn:
-    """Announce the exit of a rank, and end this process as ``os._exit`` does."""
+    """Announce the exit of a rank, and end this process as ``os._exit`` does.
+
+    The rank also writes its stacks, which show the line that called ``os._exit``.
+    """
     is_own = _rank.pid == getpid() and threading.current_thread() is threading.main_thread()
     if _rank.connection is not None and is_own and isinstance(status, int):
         save_coverage()
@@ -175,6 +180,8 @@ def announce_and_exit(status: int) -> NoReturn:
             if phases:
                 _rank.connection.send(PhasesEnded(nodeid=nodeid, phases=phases))
             _rank.connection.send(Leaving(nodeid=nodeid, status=status, reason=reason))
+            if _rank.stacks is not None:
+                _dump_stacks(_rank.stacks)
     _exit(status)
 
 
@@ -229,7 +236,8 @@ def bind_to_parent(parent: int) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Flush the output and end this process."""
+    """Flush the output and end this process, as planned: no stacks are needed."""
+    _rank.stacks = None
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -256,6 +264,7 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     # Not to standard error, whose pipe is small, and because the stacks are needed separately.
     faulthandler.enable(file=file, all_threads=True)
+    _rank.stacks = file
     os.environ.update(environment)
     show_marks(environment)
     gc.enable()
