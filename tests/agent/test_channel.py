@@ -171,6 +171,12 @@ def pair():
         yield pair
 
 
+def test_a_rank_sends_whatever_a_test_has_patched(pair, monkeypatch):
+    monkeypatch.setattr(socket.socket, "sendall", None, raising=False)
+    pair.rank.send(PASSED)
+    assert pair.link.read() == [PASSED]
+
+
 def test_a_default_timeout_of_sockets_does_not_affect_a_rank():
     socket.setdefaulttimeout(1e-9)
     try:

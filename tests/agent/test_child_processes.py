@@ -269,8 +269,15 @@ def test_an_exception_that_a_program_only_prints_is_not_its_end(tmp_path):
     assert read_children(tmp_path / "events", None) == []
 
 
-def test_an_observed_program_fails_as_without_the_observer(tmp_path):
-    observed, plain = (run(tmp_path, "1 / 0", observed=is_observed) for is_observed in (True, False))
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [
+        ("1 / 0", "raised ZeroDivisionError: division by zero at <string>:1"),
+        ("exec('f(:')", "raised SyntaxError: invalid syntax at <string>:1"),
+    ],
+)
+def test_an_observed_program_fails_as_without_the_observer(tmp_path, code, ending):
+    observed, plain = (run(tmp_path, code, observed=is_observed) for is_observed in (True, False))
     assert (observed.returncode, observed.stderr) == (plain.returncode, plain.stderr)
     [child] = read_children(tmp_path / "events", None)
-    assert child.ending(Path()) == "raised ZeroDivisionError: division by zero at <string>:1"
+    assert child.ending(Path()) == ending

@@ -321,7 +321,7 @@ def test_a_segmentation_fault_names_signal_and_line(zoo):
     [
         ("test_aborts", "rank 1 was killed by SIGABRT; it was in "),
         ("test_leaves_with_0", "rank 1 exited with code 0 during the test"),
-        ("test_leaves_with_3", "rank 1 exited with code 3 during the test"),
+        ("test_leaves_with_3", "rank 1 exited with code 3 during the test; it was in "),
         ("test_sys_exit_0", "SystemExit: 0"),
         ("test_sys_exit_5", "SystemExit: 5"),
         ("test_sys_exit_with_a_list", "SystemExit: ['neither', 'number', 'nor', 'text']"),

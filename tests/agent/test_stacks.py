@@ -79,6 +79,31 @@ def test_frames_of_py_spy_count_if_the_rank_wrote_none():
     assert Stacks(OUTSIDE + dump(USER)).innermost == "/home/me/suite/test_a.py:12 in test_a"
 
 
+CUT = dump((threading.__file__, 331, "wait")) + "  ...\n"
+
+
+def test_frames_of_py_spy_count_if_the_rank_did_not_write_the_outermost_ones():
+    stacks = Stacks(CUT + OUTSIDE + dump((threading.__file__, 331, "wait"), USER))
+    assert stacks.innermost == "/home/me/suite/test_a.py:12 in test_a"
+    assert not stacks.is_cut
+
+
+@pytest.mark.parametrize("outside", ["", OUTSIDE])
+def test_cut_frames_count_if_there_are_no_others(outside):
+    stacks = Stacks(CUT + outside)
+    assert stacks.is_cut
+    assert [frame.name for frame in stacks.frames] == ["wait"]
+
+
+def test_threads_show_where_a_process_was_whose_main_thread_is_in_a_library():
+    thread = "Thread 0x00007e (most recent call first):"
+    waiting = dump((f"{TORCH}/distributed_c10d.py", 4818, "barrier"), ("/suite/b.py", 2, "waits"), thread=thread)
+    busy = dump((threading.__file__, 331, "wait"), ("/suite/b.py", 1, "sleeps"), thread=thread)
+    words = "; a thread was in /suite/b.py:1 in sleeps; a thread was in /suite/b.py:2 in waits"
+    assert Stacks("\n".join([waiting, busy, busy, dump(PYTEST)])).words == words
+    assert Stacks("\n".join([busy, dump(USER, PYTEST)])).words == "; it was in /home/me/suite/test_a.py:12 in test_a"
+
+
 def test_frames_have_the_line_of_code_below_them(tmp_path):
     file = tmp_path / "test_a.py"
     file.write_text("def test_a():\n    time.sleep(100)\n\f\nx = 1\n")

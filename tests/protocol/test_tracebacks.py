@@ -232,11 +232,16 @@ CHAINED = (
     "The above exception was the direct cause of the following exception:\n\n"
     "Traceback (most recent call last):\n  File: b\nOSError: full\n"
 )
+THREADS = "".join(
+    f"Thread {number} exited with exception:\nTraceback (most recent call last):\n  File: a\n{error}: x\n\n\n"
+    for number, error in ((1, "KeyError"), (0, "OSError"))
+)
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
+        (f"RuntimeError: {THREADS}", "RuntimeError: Thread 1 exited with exception: KeyError: x"),
         (CHILD, f"torch.multiprocessing.spawn.ProcessRaisedException: {ENDED} ValueError: no room"),
         (
             "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",

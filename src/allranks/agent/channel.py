@@ -25,7 +25,8 @@ MESSAGE_LIMIT: Final = 4 << 20
 """Maximum size of a message in bytes; a phase with its texts takes at most a fifth of it."""
 
 _Socket: Final = socket.socket
-"""The class as first imported: a test may replace it later, as pytest-socket does."""
+_send_all: Final = socket.socket.sendall
+"""The class and its method as first imported: a test may replace them later, as pytest-socket does."""
 
 _CHUNK: Final = 1 << 16
 _MOST_CHUNKS: Final = 16
@@ -193,7 +194,7 @@ class RankEnd:
 
     def send(self, message: Message) -> None:
         """Send a message; a BrokenPipeError means that the supervisor has ended."""
-        self._socket.sendall(encode_message(message))
+        _send_all(self._socket, encode_message(message))
 
 
 class Outgoing:

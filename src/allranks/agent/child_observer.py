@@ -280,7 +280,7 @@ def _description(error: BaseException) -> dict[str, str]:
     try:
         frames = traceback.extract_tb(trace)[-_MOST_FRAMES:]
         text = "".join(traceback.format_exception(type(error), error, trace))
-        message = "".join(traceback.format_exception_only(error)).strip()
+        message = "".join(traceback.format_exception_only(error)).rstrip()
     except Exception:  # noqa: BLE001 - its own methods may raise anything
         return {"message": type(error).__name__}
     stack = "".join(f'  File "{frame.filename}", line {frame.lineno} in {frame.name}\n' for frame in reversed(frames))

@@ -14,10 +14,13 @@ from allranks.protocol.xml_text import clipped
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
 _CURRENT_THREAD = "Current thread 0x"
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_MOST_THREADS = 3
 _TESTS_OF_TORCH = "-packages/torch/testing/_internal/distributed/"
 _WAITS = ("-packages/torch/distributed/", "/allranks/testing/shared_files.py")
 _WRAPPER = "/allranks/agent/rank/call_counter.py"
 _NATIVE_WAITS = re.compile(r"\b(c10d|gloo|nccl\w*|tensorpipe|torch::distributed)(::|\b)")
+_CUT = re.compile(r"^  \.\.\.$", re.MULTILINE)
 _IMPORTED = "<module>"
 """The function name of a module that is being imported: torch imports some of its modules late, and slowly."""
 
@@ -53,10 +56,15 @@ class Stacks:
 
         If the main thread could not run the signal handler, these are the frames of the thread that did.
         """
-        own, _, outside = self.text.partition(OUTSIDE)
-        text = own if _FRAME.search(own) else outside
-        _, current, of_current = text.rpartition(_CURRENT_THREAD)
-        return tuple(Frame(*found.groups()) for found in _FRAME.finditer(of_current if current else text))
+        own, _, outside = map(_main_thread, self.text.partition(OUTSIDE))
+        is_complete = _FRAME.search(own) and not _CUT.search(own)
+        text = own if is_complete or not _FRAME.search(outside) else outside
+        return tuple(Frame(*found.groups()) for found in _FRAME.finditer(text))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the outermost frames of the main thread are missing: a process itself writes at most 100 frames."""
+        return bool(_CUT.search(_main_thread(self.text)))
 
     @cached_property
     def user_frame(self) -> Frame | None:
@@ -92,14 +100,26 @@ class Stacks:
 
     @property
     def words(self) -> str:
-        """The end of a message with where the process was, "; it was in file:line in name"; empty if unknown."""
-        return f"; it was in {self.innermost}" if self.innermost else ""
+        """The end of a message with where the process was, "; it was in file:line in name"; empty if unknown.
+
+        If the main thread is only in libraries, it is where up to three threads were, those that wait for a peer last.
+        """
+        if self.innermost:
+            return f"; it was in {self.innermost}"
+        threads = [Stacks(text, self.code) for text in _THREAD.split(self.text.partition(OUTSIDE)[0])]
+        places = dict.fromkeys(thread.innermost for thread in sorted(threads, key=Stacks.waits_in_distributed))
+        return "".join(f"; a thread was in {place}" for place in itertools.islice(filter(None, places), _MOST_THREADS))
 
     @property
     def words_for_a_stop(self) -> str:
         """The end of a message with where it was stopped, " while waiting at file:line in name"; empty if unknown."""
         how = " while waiting" if self.waits_in_distributed() else ""
         return f"{how} at {self.innermost}" if self.innermost else ""
+
+
+def _main_thread(stacks: str) -> str:
+    """The part of stacks that is about the main thread; all of it if that is not marked."""
+    return stacks.rpartition(_CURRENT_THREAD)[2]
 
 
 def relative_to(folder: Path | None, file: str) -> str:

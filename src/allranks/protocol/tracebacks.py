@@ -78,6 +78,7 @@ class TextFrame:
         return first if is_values and not _FUNCTION.match(first[0]) else []
 
 
+_CHAIN: Final = re.compile("The above exception was |During handling of ")
 _TRACEBACK: Final = re.compile(r"(?:Original )?Traceback \(most recent call last\):")
 _CONTENT: Final = re.compile(r"[^\s=*#~+|:-]")
 """Any character that is not used to draw horizontal rules."""
@@ -112,13 +113,17 @@ def headline(text: str) -> str:
 
 
 def _last_error(lines: Iterable[str]) -> Sequence[str]:
-    """The first line of the last exception in lines that begin within a traceback."""
+    """The first line of the last exception of the chain in whose first traceback these lines begin."""
     found: list[str] = []
+    is_chained = True
     for line in lines:
         if _TRACEBACK.fullmatch(line.strip()):
+            if not is_chained:  # it belongs to another process or thread
+                break
             found = []
         elif not found and not line.startswith(" "):
-            found = [line]
+            found, is_chained = [line], False
+        is_chained = is_chained or bool(_CHAIN.match(line))
     return found
 
 

@@ -97,6 +97,7 @@ def test_ranks_in_different_groups_are_described():
 REDUCED = call("all_reduce", 7, order=20, mask=0b111, shape="4", dtype="float32")
 RECEIVED = call("recv", 2, order=20, peer=1, tag=5)
 IN_A_WAIT = '  File "/x/site-packages/torch/distributed/c.py", line 9 in wait'
+IN_A_LIBRARY = '  File "/x/site-packages/_pytest/runner.py", line 9 in wait'
 IN_A_TEST = '  File "/suite/test_x.py", line 9 in test_x'
 
 
@@ -216,6 +217,8 @@ def test_a_failure_without_a_wait_is_primary():
         ([[REDUCED], [REDUCED], [REDUCED._replace(kind="barrier")]], dict.fromkeys(["r0", "r1", "r2"], IN_A_WAIT), [2]),
         ([[REDUCED], [REDUCED], []], {"r0": IN_A_WAIT, "r1": IN_A_WAIT, "r2": IN_A_WAIT}, [2]),
         ([[RECEIVED], [], []], {"r0": IN_A_WAIT, "r1": IN_A_TEST, "r2": IN_A_TEST}, [1]),
+        ([[RECEIVED], [call("barrier")]], {"r0": IN_A_WAIT, "r1": IN_A_LIBRARY}, [0, 1]),
+        ([[RECEIVED], [call("barrier")]], {"r0": IN_A_WAIT, "r1": f"{IN_A_LIBRARY}\n  ..."}, [1]),
     ],
 )
 def test_the_ranks_that_others_wait_for_are_late(calls, hangs, late):

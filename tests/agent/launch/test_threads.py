@@ -54,6 +54,11 @@ FILES = {
             def test_exits(self):
                 sys.exit(3 if self.rank else 77)
 
+            def test_one_exits(self):
+                if self.rank == 1:
+                    sys.exit(3)
+                dist.barrier()
+
             def test_xfails_by_pytest(self):
                 pytest.xfail("known")
 
@@ -88,7 +93,7 @@ FILES = {
             world_size = 0
             test_passes = test_fails = test_skips = test_set_up_fails = test_dies = test_is_expected_to_fail = None
             test_thread_set_up_fails = test_fails_by_pytest = test_exits = test_skips_by_pytest = None
-            test_xfails_by_pytest = test_one_skips = test_one_xfails = test_is_never_awaited = None
+            test_xfails_by_pytest = test_one_skips = test_one_xfails = test_is_never_awaited = test_one_exits = None
 
             def test_has_no_device(self): ...
 
@@ -101,7 +106,7 @@ FILES = {
         class TestKept(TestThreads):
             test_passes = test_fails = test_skips = test_set_up_fails = test_dies = test_is_expected_to_fail = None
             test_thread_set_up_fails = test_fails_by_pytest = test_exits = test_skips_by_pytest = None
-            test_xfails_by_pytest = test_one_skips = test_one_xfails = test_is_never_awaited = None
+            test_xfails_by_pytest = test_one_skips = test_one_xfails = test_is_never_awaited = test_one_exits = None
             noted = []
 
             def test_a_notes_its_process(self):
@@ -135,6 +140,7 @@ def threads(run_once):
         ("test_thread_set_up_fails", "failed"),
         ("test_fails_by_pytest", "failed"),
         ("test_exits", "failed"),
+        ("test_one_exits", "failed"),
         ("test_skips_by_pytest", "skipped"),
         ("test_xfails_by_pytest", "xfailed"),
         ("test_one_skips", "failed"),
@@ -163,3 +169,5 @@ def test_a_failure_contains_the_error(threads):
     assert "setUp did not call self._spawn_threads()" in threads.cases(1)["test_starts_none"].text
     assert "ranks disagree: 1 of 3 left" in threads.cases(1)["test_one_skips"].message
     assert "ValueError: thread 1 broke" in threads.cases(1)["test_fails"].text
+    assert threads.cases(1)["test_one_exits"].message.endswith("ended during the test: SystemExit: 3")
+    assert threads.cases(1)["test_fails_by_pytest"].message.endswith("ended during the test: Failed: by pytest")

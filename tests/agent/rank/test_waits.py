@@ -65,6 +65,13 @@ def test_the_current_wait_is_the_last_failed_or_the_last_running_call(ends, step
     assert (wait and wait.order) == order
 
 
+def test_a_call_that_fails_at_once_after_a_wait_in_vain_follows_from_that_wait(ends):
+    waits = Waits(ends[1])
+    long_ago = monotonic_ns() - 2 * 10**9
+    assert [waits.fail(1, monotonic_ns()).order, waits.fail(2, long_ago).order] == [1, 2]
+    assert [waits.fail(3, monotonic_ns()).order, waits.fail(4, long_ago).order] == [2, 4]
+
+
 def test_a_failed_wait_has_the_time_since_its_call_began(ends):
     waits = Waits(ends[1])
     waits.fail(1, monotonic_ns() - 2 * 10**9)

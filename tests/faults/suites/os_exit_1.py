@@ -9,7 +9,7 @@ FAULT = {
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["failed", "crashed"],
-    "words": ["rank 1 exited with code 1 during the test"],
+    "words": ["rank 1 exited with code 1 during the test; it was in suite/test_os_exit_1.py:19 in test_fault"],
     "seconds": 2,
 }
 

@@ -92,12 +92,12 @@ class FailureAnalysis:
     def _is_waiting(self, rank: int, hang: RankHang) -> bool:
         """Return whether a rank hangs in a call of torch.distributed.
 
-        A rank without stacks, or without user code in them, is assumed to wait in its last call or to report it, unless
-        it is behind: on a busy host that takes seconds.
+        A rank without stacks, or without user code in complete ones, is assumed to wait in its last call or to report
+        it, unless it is behind: on a busy host that takes seconds.
         """
         if waits_for_peers(hang):
             return True
-        shows_no_user_code = not (hang.stacks.innermost or hang.held)
+        shows_no_user_code = not (hang.stacks.innermost or hang.stacks.is_cut or hang.held)
         return shows_no_user_code and bool(self._calls.get(rank)) and not _is_behind(rank, self._calls)
 
     def _wait_of(self, rank: int, hang: RankHang) -> Wait | None:

@@ -67,10 +67,9 @@ def adapt_threads(base: Any) -> None:  # noqa: ANN401 - torch's class has no typ
 
 def _judged(failed: Sequence[tuple[int, _Info]]) -> Iterator[tuple[int, _Info]]:
     """Convert the ends of threads to what torch considers: failures, its skips, and consequences of these."""
-    has_cause = any(isinstance(error, Exception) or skip_with_code(error) for _, (_, error, _) in failed)
-    for rank, (kind, error, trace) in failed:
-        if isinstance(error, SystemExit) and is_success(error.code):
-            continue
+    ends = [(rank, end) for rank, end in failed if not (isinstance(end[1], SystemExit) and is_success(end[1].code))]
+    has_cause = not all(_was_ended(error, trace) for _, (_, error, trace) in ends)
+    for rank, (kind, error, trace) in ends:
         if isinstance(error, Exception) or skip_with_code(error) or (has_cause and _was_ended(error, trace)):
             yield rank, (kind, error, trace)
         elif isinstance(error, pytest.skip.Exception):

@@ -93,9 +93,14 @@ class Waits:
             self._show_current()
 
     def fail(self, order: int, began: int) -> Wait:
-        """End a call, or a wait for it, with a failure."""
+        """End a call, or a wait for it, with a failure; return the failed wait that counts.
+
+        After a wait in vain, calls may fail at once, because the group is broken: then the earlier wait counts.
+        """
         self._began.pop(order, None)
-        self._failed = Wait(order, _seconds_since(began))
+        wait = Wait(order, _seconds_since(began))
+        if self._failed is None or wait.was_long or not self._failed.was_long:
+            self._failed = wait
         self._newest_at_failure = self._newest
         self._show_current()
         return self._failed

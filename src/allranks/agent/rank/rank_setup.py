@@ -21,7 +21,7 @@ from os import getpid
 from pathlib import Path
 from random import seed as _seed_python  # bound now, because tests may patch it
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import BinaryIO, NoReturn, TextIO
 
 from allranks.agent import clock, evidence, linux
 from allranks.agent.channel import Leaving, Message, PhasesEnded, RankEnd
@@ -82,6 +82,7 @@ def flush_output() -> None:
 
 
 _exit = os._exit
+_dump_stacks = faulthandler.dump_traceback
 
 _TEAR_DOWNS = frozenset({"_callTearDown", "_callCleanup"})
 """Methods of unittest's synchronous and asynchronous test cases (Python 3.11 to 3.14)."""
@@ -93,6 +94,7 @@ class _Announcer:
     take_phases: Callable[[], tuple[Phase, ...]] = tuple
     nodeid: str = ""
     pid: int = 0
+    stacks: BinaryIO | None = None
 
 
 _rank = _Announcer()
@@ -148,7 +150,10 @@ def save_coverage() -> None:
 
 
 def announce_and_exit(status: int) -> NoReturn:
-    """Announce the exit of a rank, and end this process as ``os._exit`` does."""
+    """Announce the exit of a rank, and end this process as ``os._exit`` does.
+
+    The rank also writes its stacks, which show the line that called ``os._exit``.
+    """
     is_own = _rank.pid == getpid() and threading.current_thread() is threading.main_thread()
     if _rank.connection is not None and is_own and isinstance(status, int):
         save_coverage()
@@ -160,6 +165,8 @@ def announce_and_exit(status: int) -> NoReturn:
             if phases:
                 _rank.connection.send(PhasesEnded(nodeid=nodeid, phases=phases))
             _rank.connection.send(Leaving(nodeid=nodeid, status=status, reason=reason))
+            if _rank.stacks is not None:
+                _dump_stacks(_rank.stacks)
     _exit(status)
 
 
@@ -216,7 +223,8 @@ def bind_to_parent(parent: int) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Flush the output and end this process."""
+    """Flush the output and end this process, as planned: no stacks are needed."""
+    _rank.stacks = None
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -243,6 +251,7 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     # Not to standard error, whose pipe is small, and because the stacks are needed separately.
     faulthandler.enable(file=file, all_threads=True)
+    _rank.stacks = file
     os.environ.update(environment)
     show_marks(environment)
     gc.enable()
