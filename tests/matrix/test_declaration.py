@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode, MatrixError, UsageError
-from allranks.matrix.axes import AXES
+from allranks.matrix.axes import AXES, backend_problem
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.model import Limits, Matrix, Policy
@@ -531,6 +531,10 @@ def test_more_nodes_than_ranks_is_an_error_that_gives_the_exclude(load_text):
 def test_nodes_that_do_not_divide_the_world_size_are_allowed(load_text):
     matrix = load_text(AXES_LINES.replace("[2]", "[3]") + "nodes = 2\n" + REST)
     assert [cell.id for cell in expand(matrix).cells] == ["gloo-w3-g0-env-n2"]
+
+
+def test_a_backend_is_listed_once():
+    assert backend_problem("x", ("gloo", "mine"), "")[1].count("'gloo'") == 1
 
 
 def test_a_backend_of_ones_own_is_allowed_by_name(load_text):

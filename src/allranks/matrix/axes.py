@@ -51,7 +51,7 @@ def backend_problem(
     Returns:
         What is wrong and what to do; None for a valid name.
     """
-    known = (*BACKENDS, *custom)
+    known = dict.fromkeys((*BACKENDS, *custom))
     if name in known:
         return None
     return f"{shown(name)} is not a supported backend", f"{did_you_mean(name, known)} {own}"
