@@ -155,6 +155,7 @@ def test_an_exit_is_a_failure_unless_it_is_an_announced_skip(status, phases):
     step = step_of(*phases, leaving={0: Leaving(status=status)})
     outcome = outcome_of_exit(RankExit(rank=0, status=status, at=1.0), step)
     is_skip = 72 <= status <= 89 and outcome.skip_code == status and step.may_skip_by_exit(0, status)
+    assert (outcome.observed, outcome.process_ended) == (True, True)
     assert outcome.outcome.is_bad is not is_skip
     assert (outcome.skip_kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)) is is_skip
 
