@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from allranks.protocol.config import AgentConfig, Folders, TimeLimit
+from allranks.protocol.config import AgentConfig, Folders, Selection, TimeLimit
 from allranks.protocol.records import KINDS, TESTS_IN_ONE, Record
 from allranks.protocol.records import LINE_LIMIT as RECORD_LIMIT
 from allranks.protocol.typed_json import by_name, check_length, decode_line, encode_line
@@ -127,9 +127,9 @@ class Finish:
 
 
 Reply = Record | Program | Forked | SessionEnded
-Request = StartRanks | Finish
+Request = Selection | StartRanks | Finish
 _REPLIES: Final[Mapping[str, type[Reply]]] = {**KINDS, **by_name((Program, Forked, SessionEnded))}
-_REQUESTS: Final[Mapping[str, type[Request]]] = by_name((StartRanks, Finish))
+_REQUESTS: Final[Mapping[str, type[Request]]] = by_name((Selection, StartRanks, Finish))
 
 
 def batches(tests: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -1,7 +1,8 @@
 """Converts verdicts to pytest's reports: one report for each test, however many ranks ran it."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -54,13 +55,18 @@ class VerdictReporter(RunListener):
         super().__init__(self._print)
         self._hook = session.config.hook
         self._prints = session.config.getoption("capture") == "no"
-        self._items = {xml_id(item.nodeid): item for item in session.items}
+        self._session = session
         self._start = JobStarted(schema=SCHEMA, run_id="", cell="", suite="", attempt=1, world_size=world_size)
         self._records: dict[str, list[Record]] = {}
         self._passed: dict[str, bool] = {}
         self._reports: Sequence[pytest.TestReport] = ()
         self.has_failed = False  # whether any test failed
         self.has_executed = False  # whether any rank executed a test, by the rules of the report
+
+    @cached_property
+    def _items(self) -> Mapping[str, pytest.Item]:
+        """The tests, which pytest has collected when the first of them runs."""
+        return {xml_id(item.nodeid): item for item in self._session.items}
 
     def _print(self, line: str) -> None:
         if self._prints and self._terminal is not None:

@@ -1,0 +1,99 @@
+"""What the kernel does for one test of torch's ``distributed_test`` under allranks.
+
+    python benchmarks/system_time.py [--tests 20]
+
+Runs a sample of the tests of ``benchmarks/torch_suites.py`` and one of them alone, and prints the difference per test,
+so that the start of a run does not count. If strace is installed, each run is repeated under it to count system calls;
+only the first runs are timed.
+"""
+
+import argparse
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "torch_suites"))  # the helpers of that folder
+
+from allranks_run import one_job, run
+from sampling import fixed_sample
+from suite_files import Selection
+
+CALLS = {
+    "forks": ("clone", "clone3", "fork", "vfork"),
+    "programs started": ("execve",),
+    "polls": ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait"),
+    "reads and writes": ("read", "write", "sendto", "sendmsg", "recvfrom", "recvmsg", "readv", "writev"),
+    "files opened": ("open", "openat"),
+    "changes of memory mappings": ("mmap", "munmap", "mremap", "madvise", "mprotect", "brk"),
+    "signals sent": ("kill", "tkill", "tgkill", "pidfd_send_signal"),
+}
+
+
+def select(tests: int) -> Selection:
+    """The first tests of the sample."""
+    [(suite, names)] = fixed_sample("c10d").items()
+    return {suite: names[:tests]}
+
+
+def run_once(tests: int) -> None:
+    """Run some of the tests."""
+    with tempfile.TemporaryDirectory(prefix="system-time-") as folder:
+        ran = run([one_job("torch-list-c10d", select(tests))], Path(folder) / "run")
+        if len([outcome for suite in ran.suites.values() for outcome in suite.values()]) != tests:
+            sys.exit(ran.output)
+
+
+def usage(command: Sequence[str]) -> Mapping[str, float]:
+    """The resources that a command and its children use, which all are waited for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    fields = {
+        "user time (ms)": ("ru_utime", 1000),
+        "system time (ms)": ("ru_stime", 1000),
+        "page faults": ("ru_minflt", 1),
+        "waits (voluntary context switches)": ("ru_nvcsw", 1),
+        "preemptions (involuntary ones)": ("ru_nivcsw", 1),
+    }
+    return {name: factor * (getattr(after, key) - getattr(before, key)) for name, (key, factor) in fields.items()}
+
+
+def calls(command: Sequence[str]) -> Mapping[str, float]:
+    """How often a command and its children make each kind of system call, and their time in the slowest ones."""
+    with tempfile.NamedTemporaryFile(suffix=".strace") as file:
+        subprocess.run(["strace", "-f", "-c", "-U", "count,time-total,name", "-o", file.name, *command], check=True)
+        lines = [line.split() for line in Path(file.name).read_text(encoding="utf-8").splitlines()]
+    counts, seconds = Counter[str](), Counter[str]()
+    for line in lines:
+        if len(line) == 3 and line[0].isdecimal() and line[2] != "total":
+            counts[line[2]] += int(line[0])
+            seconds[line[2]] += float(line[1])
+    found = {name: float(sum(counts[call] for call in kinds)) for name, kinds in CALLS.items()}
+    slowest = {f"system time in {name} (ms)": 1000 * value for name, value in seconds.most_common(8)}
+    return {**found, "system calls": float(counts.total()), **slowest}
+
+
+def main() -> None:
+    """Print what each test costs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tests", type=int, default=20)
+    parser.add_argument("--once", action="store_true", help="only run the tests")
+    options = parser.parse_args()
+    if options.once:
+        run_once(options.tests)
+        return
+    for measure in (usage, calls)[: 1 + bool(shutil.which("strace"))]:
+        many, one = (
+            measure([sys.executable, __file__, "--once", "--tests", str(tests)]) for tests in (options.tests, 1)
+        )
+        for name, value in many.items():
+            print(f"{name:38} {(value - one.get(name, 0.0)) / (options.tests - 1):10.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
