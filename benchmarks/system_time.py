@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "torch_suites"))  # the helpers of that folder
@@ -24,8 +24,8 @@ from sampling import fixed_sample
 from suite_files import Selection
 
 CALLS = {
-    "forks": ("clone", "clone3", "fork", "vfork"),
-    "programs started": ("execve",),
+    "forks": ("clone", "fork", "vfork"),
+    "threads": ("clone3",),  # since glibc 2.34
     "polls": ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait"),
     "reads and writes": ("read", "write", "sendto", "sendmsg", "recvfrom", "recvmsg", "readv", "writev"),
     "files opened": ("open", "openat"),
@@ -63,19 +63,15 @@ def usage(command: Sequence[str]) -> Mapping[str, float]:
     return {name: factor * (getattr(after, key) - getattr(before, key)) for name, (key, factor) in fields.items()}
 
 
-def calls(command: Sequence[str]) -> Mapping[str, float]:
-    """How often a command and its children make each kind of system call, and their time in the slowest ones."""
+def calls(strace: str, command: Sequence[str]) -> Mapping[str, float]:
+    """How often a command and its children make each kind of system call."""
     with tempfile.NamedTemporaryFile(suffix=".strace") as file:
-        subprocess.run(["strace", "-f", "-c", "-U", "count,time-total,name", "-o", file.name, *command], check=True)
+        options = ("-f", "-c", "-U", "count,name", "-o", file.name)
+        subprocess.run([strace, *options, *command], check=True)
         lines = [line.split() for line in Path(file.name).read_text(encoding="utf-8").splitlines()]
-    counts, seconds = Counter[str](), Counter[str]()
-    for line in lines:
-        if len(line) == 3 and line[0].isdecimal() and line[2] != "total":
-            counts[line[2]] += int(line[0])
-            seconds[line[2]] += float(line[1])
-    found = {name: float(sum(counts[call] for call in kinds)) for name, kinds in CALLS.items()}
-    slowest = {f"system time in {name} (ms)": 1000 * value for name, value in seconds.most_common(8)}
-    return {**found, "system calls": float(counts.total()), **slowest}
+    counts = {line[1]: int(line[0]) for line in lines if len(line) == 2 and line[0].isdecimal() and line[1] != "total"}
+    found = {name: float(sum(counts.get(call, 0) for call in kinds)) for name, kinds in CALLS.items()}
+    return {**found, "system calls": float(sum(counts.values()))}
 
 
 def main() -> None:
@@ -87,7 +83,8 @@ def main() -> None:
     if options.once:
         run_once(options.tests)
         return
-    for measure in (usage, calls)[: 1 + bool(shutil.which("strace"))]:
+    strace = shutil.which("strace")
+    for measure in (usage, *([partial(calls, strace)] if strace else [])):
         many, one = (
             measure([sys.executable, __file__, "--once", "--tests", str(tests)]) for tests in (options.tests, 1)
         )

@@ -103,6 +103,7 @@ class StartRanks:
     url: str | None = None  # ``init_method`` of ``init_process_group``; None for a gang without a process group
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that the ranks need
     launches: bool = False  # the gang is a launcher, which starts the ranks of its tests itself
+    is_kept: bool = False  # the gang may run several tests, so its ranks restore what each test has changed
     has_many_forks: bool = False  # enough ranks follow to spend almost a second on making forks cheaper
     preload: tuple[str, ...] = ()  # modules that earlier ranks imported late, to import once before the fork
     # If the ranks are new processes instead of forks, the tests of the gang by their index in the collection.
