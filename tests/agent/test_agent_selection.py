@@ -5,7 +5,8 @@ from itertools import groupby
 import pytest
 from agent_run import AgentRun
 
-from allranks.protocol.records import Collected, Finished, Notice, TestStarted
+from allranks.protocol.config import Selection
+from allranks.protocol.records import Collected, Finished, Imported, Notice, TestStarted
 
 FILES = {
     "test_a.py": """
@@ -47,6 +48,16 @@ def test_nothing_is_collected_if_no_selected_test_exists(run_agent):
     agent = run_agent(FILES, world_size=1, only=("suite/test_b.py::test_gone",))
     assert collected(agent) == []
     assert agent.all(Finished)
+
+
+def test_tests_may_be_selected_while_the_agent_imports_torch(start_command, tmp_path):
+    file = tmp_path / "selection.json"
+    agent = start_command(FILES, world_size=1, pytest_args=("-k", "nothing"), selection_file=str(file))
+    agent.wait_for(Imported)
+    Selection(pytest_args=("suite/test_b.py",), only=(f"suite/{B2}",)).write(file)
+    agent.go()
+    assert agent.wait() == 0, agent.log
+    assert (ran(agent), collected(agent)) == ([B2], [B2])
 
 
 @pytest.fixture

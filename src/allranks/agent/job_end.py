@@ -98,8 +98,8 @@ class JobEnd:
         return self._is_stop_requested or self.remaining() == 0
 
     def wait_for_start(self) -> None:
-        """Wait for the start of the job; raise a StopRequestedError if a stop is requested instead."""
-        if not self._is_stop_requested:
+        """Wait until the job has started; raise a StopRequestedError if a stop is requested instead."""
+        if not (self._has_started or self._is_stop_requested):
             self._start.get()
         if self._is_stop_requested:
             raise StopRequestedError

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from allranks.protocol.config import AgentConfig, Folders, TimeLimit
+from allranks.protocol.config import AgentConfig, Folders, Selection, TimeLimit
 from allranks.protocol.records import KINDS, TESTS_IN_ONE, Record
 from allranks.protocol.records import LINE_LIMIT as RECORD_LIMIT
 from allranks.protocol.typed_json import by_name, check_length, decode_line, encode_line
@@ -103,6 +103,7 @@ class StartRanks:
     url: str | None = None  # ``init_method`` of ``init_process_group``; None for a gang without a process group
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that the ranks need
     launches: bool = False  # the gang is a launcher, which starts the ranks of its tests itself
+    is_kept: bool = False  # the gang may run several tests, so its ranks restore what each test has changed
     has_many_forks: bool = False  # enough ranks follow to spend almost a second on making forks cheaper
     preload: tuple[str, ...] = ()  # modules that earlier ranks imported late, to import once before the fork
     # If the ranks are new processes instead of forks, the tests of the gang by their index in the collection.
@@ -127,9 +128,9 @@ class Finish:
 
 
 Reply = Record | Program | Forked | SessionEnded
-Request = StartRanks | Finish
+Request = Selection | StartRanks | Finish
 _REPLIES: Final[Mapping[str, type[Reply]]] = {**KINDS, **by_name((Program, Forked, SessionEnded))}
-_REQUESTS: Final[Mapping[str, type[Request]]] = by_name((StartRanks, Finish))
+_REQUESTS: Final[Mapping[str, type[Request]]] = by_name((Selection, StartRanks, Finish))
 
 
 def batches(tests: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -107,6 +107,21 @@ class GpuToCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The tests of a job whose agent has been started, and has imported torch, before they were known."""
+
+    pytest_args: tuple[str, ...]
+    only: tuple[str, ...]
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(to_object(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        return from_object(cls, json.loads(path.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """A job, for one of its agents."""
 
@@ -145,6 +160,8 @@ class AgentConfig:
     pdb_terminal: str = ""  # the path of the debugger's terminal
     # The plug-ins that take part in the job, with their settings, which have JSON types.
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # The path of a Selection that replaces `pytest_args` and `only`; it is written before the job goes. Empty for none.
+    selection_file: str = ""
 
     @property
     def node(self) -> int:

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from allranks.engines.process import ProcessEngine
 from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.ownership import own_run
-from allranks.protocol.config import COVERAGE, seed_of_test
+from allranks.protocol.config import COVERAGE, Selection, seed_of_test
 from allranks.protocol.outcomes import named
 from allranks.protocol.parameter_values import REMEDY, changes, digests
 from allranks.protocol.records import NotRun
@@ -30,13 +31,13 @@ from allranks.report.folder import read_attempts_at
 from allranks.report.judge.attempts import final_verdicts
 from allranks.report.judge.judging import read_ranks
 from allranks.report.run_files import JobError, Manifest
-from allranks.runner.attempt_runner import AttemptRunner
+from allranks.runner.attempt_runner import AttemptRunner, JobAttempt
 from allranks.runner.console import watching
 from allranks.runner.earlier_runs import verdict_policy_of
 from allranks.runner.host import Host, require_kernel
 from allranks.runner.request import Pdb
 from allranks.runner.results_folder import new_run_id, open_run
-from allranks.runner.retry_policy import JobSelection, RunPolicy
+from allranks.runner.retry_policy import WHOLE_JOB, RunPolicy
 from allranks.runner.tasks import Task
 
 _NO_LIMIT: Final = 1e6
@@ -68,8 +69,19 @@ _EDITOR_PLUGINS: Final = ("vscode_pytest", "teamcity.pytest_plugin")
 """Plugins that report to an editor. The job does not load them, because every rank would report."""
 
 
+@dataclass(frozen=True)
+class _StandbyJob:
+    """A job that waits for the selected tests."""
+
+    runner: AttemptRunner
+    attempt: JobAttempt
+    selection: Path  # the file that they are written to
+
+
 class RanksSession:
     """Runs the selected tests of a pytest session on ranks."""
+
+    _reporter: VerdictReporter
 
     def __init__(self, config: pytest.Config, terminal: str) -> None:
         option = config.option
@@ -82,16 +94,28 @@ class RanksSession:
             init_method="env",
         )
         self._pdb = Pdb(rank=option.pdb_rank, terminal=terminal) if option.pdb_rank is not None else None
+        self._undo = ExitStack()  # ends the job
+        self._job: _StandbyJob | None = None
         self._error: JobError | None = None
         self._not_run: NotRun | None = None
         self._kept: Path | None = None
+        self._has_run = False
         self._ran_nothing = False
         self._notices: tuple[str, ...] = ()
         self._seed = secrets.randbits(31)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self) -> None:
-        """Import torch, so that its random generator can be seeded before test files use it."""
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Start the job, and import torch, so that its random generator can be seeded before test files use it.
+
+        The job imports torch at the same time, and then waits for the selected tests.
+        """
+        self._reporter = VerdictReporter(session, self._cell.world_size)
+        if not self._config.option.collectonly:
+            try:
+                self._job = self._start()
+            except AllranksError as error:
+                self._error = JobError.from_exception(error)
         with suppress(ImportError):  # the job reports this error
             importlib.import_module("torch")
 
@@ -121,32 +145,43 @@ class RanksSession:
         return True
 
     def _run(self, session: pytest.Session) -> None:
-        results = self._kept = new_folder()
-        reporter = VerdictReporter(session, self._cell.world_size)
+        reporter = self._reporter
         session.config.pluginmanager.register(reporter, "allranks-verdicts")
-        try:
-            self._run_job(session, results, reporter)
-        except AllranksError as error:
-            self._error = JobError.from_exception(error)
+        if self._job is not None:
+            try:
+                with self._undo:
+                    self._run_job(session, self._job)
+            except AllranksError as error:
+                self._error = JobError.from_exception(error)
         reporter.report_missing(self._error, frozenset(self._not_run.tests if self._not_run else ()))
         if self._error is not None and not reporter.has_failed:
             session.testsfailed += 1
         if self._error is None and not reporter.has_failed:
-            remove(results)
-            self._kept = None
+            self._remove_results()
         else:
             remove_older()
         self._ran_nothing = not (reporter.has_executed or reporter.has_failed or self._error)
+        self._has_run = True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """If no test was executed, end the session like one without tests."""
+        """End a job that has not run; if no test was executed, end the session like one without tests."""
+        self._undo.close()
+        if not self._has_run:
+            self._remove_results()
         if self._ran_nothing and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
-    def _run_job(self, session: pytest.Session, results: Path, reporter: VerdictReporter) -> None:
+    def _remove_results(self) -> None:
+        if self._kept is not None:
+            remove(self._kept)
+            self._kept = None
+
+    def _start(self) -> _StandbyJob:
+        """Start the job, which imports torch and then waits for the selected tests."""
         require_kernel()
-        matrix, job = self._matrix(), self._job()
+        results = self._kept = new_folder()
+        matrix, job = self._matrix(), self._job_of_matrix()
         inventory, engine = take_inventory(), ProcessEngine()
         cores, memory = engine.capacity()
         host = Host(
@@ -157,28 +192,36 @@ class RanksSession:
             environment_of=lambda _: JobEnvironment(python=sys.executable, python_path=self._import_folders()),
             inventory=inventory,
         )
-        run_id, setting = new_run_id(), verdict_policy_of(matrix)
-        with own_run(run_id), ExitStack() as undo:
+        run_id, selection = new_run_id(), results / "selection.json"
+        with ExitStack() as undo:
+            undo.enter_context(own_run(run_id))
             folder = open_run(results, run_id, [job], Manifest(run_id=run_id), self._seed)
-            policy = RunPolicy(verdict_policy=setting, pdb=self._pdb)
-            runner = AttemptRunner(matrix, host, folder, reporter, self._arguments(session), policy)
-            again = JobSelection(tests=tuple(item.nodeid for item in session.items))
+            policy = RunPolicy(verdict_policy=verdict_policy_of(matrix), pdb=self._pdb, selection_file=str(selection))
+            runner = AttemptRunner(matrix, host, folder, self._reporter, (), policy)
             task = Task(0, runner.demand_of(job), 0.0)
-            attempt = runner.prepare(task, job, again, runner.environment(task, job), undo)
+            attempt = runner.prepare(task, job, WHOLE_JOB, runner.environment(task, job), undo)
             if attempt is None:
                 msg = f"The test session needs {self._ranks} GPUs, but other runs are using them."
                 raise AllranksError(
                     msg, remedy="Wait until they are free: `allranks doctor --gpus` shows who uses them."
                 )
-            attempt.release()
-            with watching(reporter, [job.id], reporter.report_progress):
-                runner.run(attempt, lambda: None)
-            self._error = attempt.error or _compare_collections(session.items, attempt.facts.full_collection)
-            self._notices = attempt.facts.notices
-            self._not_run = attempt.facts.not_run
-            [*_, newest] = read_attempts_at(folder.path, job.cell.id, job.name)
-            reporter.report_final(final_verdicts(newest, read_ranks(newest.files), setting))
-            self._add_coverage(attempt.folder / COVERAGE / "data")
+            undo.enter_context(runner.on_standby(attempt))
+            self._undo = undo.pop_all()
+        return _StandbyJob(runner, attempt, selection)
+
+    def _run_job(self, session: pytest.Session, job: _StandbyJob) -> None:
+        runner, attempt, reporter = job.runner, job.attempt, self._reporter
+        tests = tuple(item.nodeid for item in session.items)
+        Selection(pytest_args=self._arguments(session), only=tests).write(job.selection)
+        attempt.release()
+        with watching(reporter, [attempt.job.id], reporter.report_progress):
+            runner.finish(attempt, lambda: None)
+        self._error = attempt.error or _compare_collections(session.items, attempt.facts.full_collection)
+        self._notices = attempt.facts.notices
+        self._not_run = attempt.facts.not_run
+        [*_, newest] = read_attempts_at(runner.folder.path, attempt.job.cell.id, attempt.job.name)
+        reporter.report_final(final_verdicts(newest, read_ranks(newest.files), runner.policy.verdict_policy))
+        self._add_coverage(attempt.folder / COVERAGE / "data")
 
     def _matrix(self) -> Matrix:
         if self._pdb:  # peer_grace is not changed: it is paused while the debugger waits for a command
@@ -190,7 +233,7 @@ class RanksSession:
             limits = Limits(process_group=seconds / 2, test=seconds, job=_NO_LIMIT, settings=_SETTINGS)
         return Matrix(path=self._config.rootpath / "matrix.toml", axes={}, limits=limits)
 
-    def _job(self) -> Job:
+    def _job_of_matrix(self) -> Job:
         suite = Suite(name=_SUITE, paths=(Path(),))
         return Job(cell=self._cell, suite=suite, image=Image(name="here"), environment={})
 

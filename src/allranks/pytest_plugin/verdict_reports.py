@@ -1,8 +1,8 @@
 """Converts verdicts to pytest's reports: one report for each test, however many ranks ran it."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -62,13 +62,18 @@ class VerdictReporter(RunListener):
         self._prints = session.config.getoption("capture") == "no"
         self._is_quiet = session.config.getoption("verbose") < 0
         self._style: str = session.config.getoption("tbstyle")
-        self._items = {xml_id(item.nodeid): item for item in session.items}
+        self._session = session
         self._start = JobStarted(schema=SCHEMA, run_id="", cell="", suite="", attempt=1, world_size=world_size)
         self._records: dict[str, list[Record]] = {}
         self._passed: dict[str, bool] = {}
         self._reports: Sequence[pytest.TestReport] = ()
         self.has_failed = False  # whether any test failed
         self.has_executed = False  # whether any rank executed a test, by the rules of the report
+
+    @cached_property
+    def _items(self) -> Mapping[str, pytest.Item]:
+        """The tests, which pytest has collected when the first of them runs."""
+        return {xml_id(item.nodeid): item for item in self._session.items}
 
     def _print(self, line: str, **markup: bool) -> None:
         if self._terminal is not None:

@@ -4,8 +4,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -287,6 +287,7 @@ class AttemptRunner:
             only=attempt.selection.tests,
             shuffle=self.policy.shuffle,
             pdb=self.policy.pdb,
+            selection_file=self.policy.selection_file,
             plugins=self.policy.plugins,
             gpus_to_check={gpu: self.host.name_of(gpu) for gpu in self.pool.unchecked(gpus, environment)},
         )
@@ -297,22 +298,32 @@ class AttemptRunner:
 
         `agent_has_ended` is called as soon as the job needs no more cores, before its results are collected.
         """
+        with self.on_standby(attempt):
+            if not attempt.wait_for_release():
+                return
+            self.finish(attempt, agent_has_ended)
+        self.live.job_ended(attempt.job.id, attempt.facts.tests, clock.now() - attempt.started, attempt.error)
+
+    @contextmanager
+    def on_standby(self, attempt: JobAttempt) -> Iterator[None]:
+        """Start a job's agent, which imports torch; end the job and its lease after the context."""
         with ExitStack() as stack:
             stack.enter_context(attempt.lease)
             stack.callback(_remove_if_empty, attempt.folder)
             if attempt.spec is not None:
                 self._start(attempt, attempt.spec, stack)
-            if not attempt.wait_for_release():
-                return
-            if attempt.running is not None and attempt.spec is not None:
-                self.live.job_started(attempt.spec, attempt.facts.tests)
-                attempt.started = clock.now()
-                attempt.go()
-                self._wait(attempt, attempt.running)
-                self._report_gpus(attempt, attempt.spec)
-            agent_has_ended()
-            self._collect_results(attempt)
-        self.live.job_ended(attempt.job.id, attempt.facts.tests, clock.now() - attempt.started, attempt.error)
+            yield
+
+    def finish(self, attempt: JobAttempt, agent_has_ended: Callable[[], None]) -> None:
+        """Run a job that is on standby, and record it."""
+        if attempt.running is not None and attempt.spec is not None:
+            self.live.job_started(attempt.spec, attempt.facts.tests)
+            attempt.started = clock.now()
+            attempt.go()
+            self._wait(attempt, attempt.running)
+            self._report_gpus(attempt, attempt.spec)
+        agent_has_ended()
+        self._collect_results(attempt)
 
     def _start(self, attempt: JobAttempt, spec: JobSpec, stack: ExitStack) -> None:
         try:

@@ -54,6 +54,7 @@ class AttemptOptions:
     shuffle: int | None = None  # the seed for the order of the tests; None for the order of collection
     gpus_to_check: Mapping[str, str] = field(default_factory=dict)  # their names, by id
     pdb: Pdb | None = None
+    selection_file: str = ""  # see AgentConfig.selection_file
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see AgentConfig.plugins
 
 
@@ -167,6 +168,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         pdb_rank=attempt.pdb.rank if attempt.pdb else None,
         pdb_terminal=attempt.pdb.terminal if attempt.pdb else "",
         plugins=attempt.plugins,
+        selection_file=attempt.selection_file,
     )
 
 

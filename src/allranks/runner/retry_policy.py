@@ -82,6 +82,7 @@ class RunPolicy:
     verdict_policy: VerdictPolicy = field(default_factory=lambda: VerdictPolicy(skip="skip"))
     seconds: float | None = None  # the time limit of the run
     pdb: Pdb | None = None
+    selection_file: str = ""  # see AgentConfig.selection_file
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see AgentConfig.plugins
 
 

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from typing import BinaryIO, NoReturn
 
@@ -24,7 +25,7 @@ from allranks.agent.gangs.local_ranks import RankMain, fork_rank
 from allranks.agent.program import Forked, Reply, Request, encode_message, parse_request, parse_start
 from allranks.agent.rank import rank_setup
 from allranks.agent.rank.rank_setup import seed_generators
-from allranks.protocol.config import AgentConfig, Folders
+from allranks.protocol.config import AgentConfig, Folders, Selection
 from allranks.protocol.records import AgentFailed, FailureKind, Imported
 from allranks.protocol.refusals import too_old
 from allranks.protocol.typed_json import RecordError
@@ -53,6 +54,14 @@ class Supervisor:
         if not line:
             rank_setup.announce_and_exit(0)
         return parse_request(line)
+
+    def selection(self) -> Selection:
+        """Wait for the tests to collect."""
+        request = self.next_request()
+        if not isinstance(request, Selection):
+            msg = "comes before the selection of tests"
+            raise RecordError(msg)
+        return request
 
     def start_ranks(self, ranks: Iterable[int], rank_main: RankMain) -> None:
         """Receive the file descriptors of the ranks, fork the ranks, and report their process ids."""
@@ -154,6 +163,8 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
         return 1
     from allranks.agent.collect.pytest_session import run_session  # noqa: PLC0415 - needs torch and pytest
 
+    if config.selection_file:
+        config = replace(config, **vars(supervisor.selection()))
     seed_generators(config.seed & 0xFFFFFFFF)
     ended = run_session(config, folders, supervisor)
     if ended is not None:

@@ -45,7 +45,7 @@ from allranks.agent.program import (
     parse_reply,
 )
 from allranks.agent.stacks import Stacks
-from allranks.protocol.config import AgentConfig, Folders
+from allranks.protocol.config import AgentConfig, Folders, Selection
 from allranks.protocol.records import Imported, Record
 from allranks.protocol.typed_json import RecordError
 
@@ -154,6 +154,10 @@ class ForkServer:
         except ConnectionResetError:
             # It ended with unread requests.
             return b"", 0
+
+    def select(self, selection: Selection) -> None:
+        """Let it collect these tests."""
+        self._requests.add(encode_message(selection))
 
     def start_ranks(self, request: StartRanks, ranks: Sequence[RankProcess], end: JobEnd) -> None:
         """Fork ranks, and pass them their ends of the connections.

@@ -55,7 +55,7 @@ from allranks.agent.rank.reports import (
     with_remedy,
 )
 from allranks.agent.rank.script_folders import FOLDERS
-from allranks.agent.rank.state import InitialState
+from allranks.agent.rank.state import InitialState, UnusedState
 from allranks.agent.rendezvous import rotate_ports, wait_for_store
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.launcher_variables import variables_of_rank
@@ -173,7 +173,7 @@ class _Rank:
         self._join()
         self._send(StepEnded())
         self._calls.watch(distributed.group.WORLD)
-        self._initial_state = InitialState()
+        self._initial_state = InitialState() if self._assignment.request.is_kept else UnusedState()
         while (command := self._connection.command()) is not None:
             if isinstance(command, End):
                 self._send(self._end())

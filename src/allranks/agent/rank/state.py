@@ -24,7 +24,7 @@ import time
 import unittest
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.abc import FileLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -476,6 +476,19 @@ class InitialState(MetaPathFinder):
         left = [name for name in changed if name in differing or name in UNCERTAIN]
         self._summary = _summary()
         return [name for name in changed if name not in left], left
+
+
+class UnusedState:
+    """The state of a gang that runs one test, which is not read: that would copy the memory of all modules."""
+
+    def extending(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def accept_restored(self) -> None:
+        """Do nothing."""
+
+    def restore(self) -> tuple[list[str], list[str]]:
+        return [], []
 
 
 def _read() -> _State:

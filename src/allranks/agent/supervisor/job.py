@@ -37,7 +37,7 @@ from allranks.agent.orphans import GANG_VARIABLE, LAUNCH_VARIABLE, NOBODY, end_c
 from allranks.agent.program import FinalResult, Finish, Program, SessionEnded, SkippedModule, batches, changed_status
 from allranks.agent.record_stream import RecordWriter
 from allranks.agent.supervisor.test_loop import LostGpuError, SupervisedJob, TestLoop, WorkerLostError
-from allranks.protocol.config import AgentConfig, Folders
+from allranks.protocol.config import AgentConfig, Folders, Selection
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind, shorten
 from allranks.protocol.records import (
     SCHEMA,
@@ -284,6 +284,9 @@ class Supervisor:
         for reply in self._server.replies(self._end):
             if isinstance(reply, _FORWARDED):
                 self._write(reply)
+                if isinstance(reply, Imported) and self._config.selection_file:
+                    self._end.wait_for_start()
+                    self._server.select(Selection.read(Path(self._config.selection_file)))
             elif isinstance(reply, Program):
                 if reply.ignores_collection_errors:
                     self._tolerated, self._failures = self._failures, []

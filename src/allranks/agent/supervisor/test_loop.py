@@ -468,13 +468,14 @@ class TestLoop:
                 rendezvous.release()
 
     def _start(self, number: int, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
-        options = self._options
+        options, runs_once = self._options, self._plan is None and len(indices) == 1
         request = StartRanks(
             gang=number,
             url=rendezvous.url if rendezvous and options.has_process_group else None,
             environment=rendezvous.environment if rendezvous else {},
             preload=tuple(self._preload),
             launches=self._launcher is not None,
+            is_kept=options.shares_ranks and not (options.launches and runs_once),
             has_many_forks=self._has_many_forks,
             fresh={index: self.program.tests[index] for index in indices} if options.is_fresh else {},
         )
