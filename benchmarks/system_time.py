@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -84,7 +84,11 @@ def main() -> None:
         run_once(options.tests)
         return
     strace = shutil.which("strace")
-    for measure in (usage, *([partial(calls, strace)] if strace else [])):
+    measures: list[Callable[[Sequence[str]], Mapping[str, float]]] = [
+        usage,
+        *([partial(calls, strace)] if strace else []),
+    ]
+    for measure in measures:
         many, one = (
             measure([sys.executable, __file__, "--once", "--tests", str(tests)]) for tests in (options.tests, 1)
         )

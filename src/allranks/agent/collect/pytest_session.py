@@ -69,7 +69,7 @@ from allranks.agent.rank.rank import Assignment, run_rank
 from allranks.agent.rank.rank_setup import seed_generators
 from allranks.agent.rank.reports import skip_reason
 from allranks.agent.rank.script_folders import FOLDERS, ScriptFolders, exit_report, has_main
-from allranks.protocol.config import AgentConfig, Folders, JobShard, seed_of_test
+from allranks.protocol.config import AgentConfig, Folders, JobShard, Selection, seed_of_test
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 from allranks.protocol.parameter_values import digests
 from allranks.protocol.records import (
@@ -82,6 +82,7 @@ from allranks.protocol.records import (
     SuiteWarning,
 )
 from allranks.protocol.skip_codes import SkipCode, installed_skips
+from allranks.protocol.typed_json import RecordError
 from allranks.protocol.xml_text import xml_id
 
 _BY_HOOK = "A hook of a plugin or a conftest file"
@@ -396,14 +397,18 @@ class ServerPlugin:
     def _serve(self, session: pytest.Session) -> None:
         """Serve the supervisor's requests until all tests have run."""
         while True:
-            request = self._supervisor.next_request()
-            if isinstance(request, Finish):
-                failed = {test.nodeid: test.is_bad for test in request.tests}
-                session.testsfailed = self._failed_tests = sum(failed.values()) + self._uncollected
-                save_outcomes(session.config, session.items, failed)
-                _unregister_installed_plugins(session.config)
-                return
-            self._start_gang(session, request)
+            match self._supervisor.next_request():
+                case StartRanks() as request:
+                    self._start_gang(session, request)
+                case Finish(tests=tests):
+                    failed = {test.nodeid: test.is_bad for test in tests}
+                    session.testsfailed = self._failed_tests = sum(failed.values()) + self._uncollected
+                    save_outcomes(session.config, session.items, failed)
+                    _unregister_installed_plugins(session.config)
+                    return
+                case Selection():
+                    msg = "selects tests that have been collected"
+                    raise RecordError(msg)
 
     def _start_gang(self, session: pytest.Session, request: StartRanks) -> None:
         if request.has_many_forks:
@@ -459,8 +464,10 @@ class ServerPlugin:
         if self._config.share is not None and not self._has_failed:
             self._select_shard(session, self._config.share)
         if self._config.only is not None:
-            selected = frozenset(self._config.only)
+            selected = {nodeid: position for position, nodeid in enumerate(self._config.only)}
             session.items[:] = [item for item in session.items if xml_id(item.nodeid) in selected]
+            if self._config.selection_file:  # the pytest session that selected them has ordered them, too
+                session.items.sort(key=lambda item: selected[xml_id(item.nodeid)])
             self._skipped = {nodeid: reason for nodeid, reason in self._skipped.items() if xml_id(nodeid) in selected}
 
     def _select_shard(self, session: pytest.Session, shard: JobShard) -> None:
