@@ -150,12 +150,18 @@ def test_an_exit_outside_of_a_test_does_not_skip():
     assert not step_of(nodeid="", leaving={0: Leaving(status=77)}).may_skip_by_exit(0, 77)
 
 
+def test_an_announced_exit_is_a_skip_of_a_process_that_ended():
+    step = step_of(SET_UP, leaving={0: Leaving(status=77)})
+    outcome = outcome_of_exit(RankExit(rank=0, status=77, at=1.0), step)
+    assert (outcome.outcome, outcome.skip_code) == (Outcome.SKIPPED, 77)
+    assert (outcome.observed, outcome.process_ended) == (True, True)
+
+
 @given(st.integers(-64, 255), st.lists(st.sampled_from([SET_UP, CALL, TEAR_DOWN, ("call", "failed")]), max_size=3))
 def test_an_exit_is_a_failure_unless_it_is_an_announced_skip(status, phases):
     step = step_of(*phases, leaving={0: Leaving(status=status)})
     outcome = outcome_of_exit(RankExit(rank=0, status=status, at=1.0), step)
     is_skip = 72 <= status <= 89 and outcome.skip_code == status and step.may_skip_by_exit(0, status)
-    assert (outcome.observed, outcome.process_ended) == (True, True)
     assert outcome.outcome.is_bad is not is_skip
     assert (outcome.skip_kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)) is is_skip
 
