@@ -84,10 +84,9 @@ def main() -> None:
         run_once(options.tests)
         return
     strace = shutil.which("strace")
-    measures: list[Callable[[Sequence[str]], Mapping[str, float]]] = [
-        usage,
-        *([partial(calls, strace)] if strace else []),
-    ]
+    measures: list[Callable[[Sequence[str]], Mapping[str, float]]] = [usage]
+    if strace:
+        measures.append(partial(calls, strace))
     for measure in measures:
         many, one = (
             measure([sys.executable, __file__, "--once", "--tests", str(tests)]) for tests in (options.tests, 1)

@@ -50,14 +50,14 @@ def test_nothing_is_collected_if_no_selected_test_exists(run_agent):
     assert agent.all(Finished)
 
 
-def test_tests_may_be_selected_while_the_agent_imports_torch(start_command, tmp_path):
+def test_tests_may_be_selected_and_ordered_while_the_agent_imports_torch(start_command, tmp_path):
     file = tmp_path / "selection.json"
     agent = start_command(FILES, world_size=1, pytest_args=("-k", "nothing"), selection_file=str(file))
     agent.wait_for(Imported)
-    Selection(pytest_args=("suite/test_b.py",), only=(f"suite/{B2}",)).write(file)
+    Selection(pytest_args=("suite",), only=(f"suite/{B2}", f"suite/{A1}")).write(file)
     agent.go()
     assert agent.wait() == 0, agent.log
-    assert (ran(agent), collected(agent)) == ([B2], [B2])
+    assert (ran(agent), collected(agent)) == ([B2, A1], [B2, A1])
 
 
 @pytest.fixture

@@ -128,9 +128,9 @@ class Finish:
 
 
 Reply = Record | Program | Forked | SessionEnded
-Request = Selection | StartRanks | Finish
+Request = StartRanks | Finish
 _REPLIES: Final[Mapping[str, type[Reply]]] = {**KINDS, **by_name((Program, Forked, SessionEnded))}
-_REQUESTS: Final[Mapping[str, type[Request]]] = by_name((Selection, StartRanks, Finish))
+_REQUESTS: Final[Mapping[str, type[Request]]] = by_name((StartRanks, Finish))
 
 
 def batches(tests: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -140,7 +140,7 @@ def batches(tests: Sequence[str]) -> Iterator[tuple[str, ...]]:
     return (tuple(tests[start : start + most]) for start in range(0, len(tests), most))
 
 
-def encode_message(message: Reply | Request | ServerStart) -> bytes:
+def encode_message(message: Reply | Request | ServerStart | Selection) -> bytes:
     """The line of a message, with its line feed."""
     return encode_line(message) + b"\n"
 
@@ -161,6 +161,11 @@ def parse_request(line: bytes) -> Request:
 def parse_start(line: bytes) -> ServerStart:
     """Parse the first line from a supervisor."""
     return decode_line(line, by_name((ServerStart,)))
+
+
+def parse_selection(line: bytes) -> Selection:
+    """Parse the line with the tests to collect, which follows the first one if they were not known before."""
+    return decode_line(line, by_name((Selection,)))
 
 
 def driver_folder(results: Path) -> Path:

@@ -22,7 +22,7 @@ from allranks.agent import clock, evidence, linux
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
 from allranks.agent.gangs.forks import STACKS
 from allranks.agent.gangs.local_ranks import RankMain, fork_rank
-from allranks.agent.program import Forked, Reply, Request, encode_message, parse_request, parse_start
+from allranks.agent.program import Forked, Reply, Request, encode_message, parse_request, parse_selection, parse_start
 from allranks.agent.rank import rank_setup
 from allranks.agent.rank.rank_setup import seed_generators
 from allranks.protocol.config import AgentConfig, Folders, Selection
@@ -50,18 +50,17 @@ class Supervisor:
 
     def next_request(self) -> Request:
         """Wait for the next request; exit when the supervisor has closed the connection."""
+        return parse_request(self._next_line())
+
+    def selection(self) -> Selection:
+        """Wait for the tests to collect; exit when the supervisor has closed the connection."""
+        return parse_selection(self._next_line())
+
+    def _next_line(self) -> bytes:
         line = self._lines.readline()
         if not line:
             rank_setup.announce_and_exit(0)
-        return parse_request(line)
-
-    def selection(self) -> Selection:
-        """Wait for the tests to collect."""
-        request = self.next_request()
-        if not isinstance(request, Selection):
-            msg = "comes before the selection of tests"
-            raise RecordError(msg)
-        return request
+        return line
 
     def start_ranks(self, ranks: Iterable[int], rank_main: RankMain) -> None:
         """Receive the file descriptors of the ranks, fork the ranks, and report their process ids."""

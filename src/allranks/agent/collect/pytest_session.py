@@ -69,7 +69,7 @@ from allranks.agent.rank.rank import Assignment, run_rank
 from allranks.agent.rank.rank_setup import seed_generators
 from allranks.agent.rank.reports import skip_reason
 from allranks.agent.rank.script_folders import FOLDERS, ScriptFolders, exit_report, has_main
-from allranks.protocol.config import AgentConfig, Folders, JobShard, Selection, seed_of_test
+from allranks.protocol.config import AgentConfig, Folders, JobShard, seed_of_test
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 from allranks.protocol.parameter_values import digests
 from allranks.protocol.records import (
@@ -82,7 +82,6 @@ from allranks.protocol.records import (
     SuiteWarning,
 )
 from allranks.protocol.skip_codes import SkipCode, installed_skips
-from allranks.protocol.typed_json import RecordError
 from allranks.protocol.xml_text import xml_id
 
 _BY_HOOK = "A hook of a plugin or a conftest file"
@@ -397,18 +396,14 @@ class ServerPlugin:
     def _serve(self, session: pytest.Session) -> None:
         """Serve the supervisor's requests until all tests have run."""
         while True:
-            match self._supervisor.next_request():
-                case StartRanks() as request:
-                    self._start_gang(session, request)
-                case Finish(tests=tests):
-                    failed = {test.nodeid: test.is_bad for test in tests}
-                    session.testsfailed = self._failed_tests = sum(failed.values()) + self._uncollected
-                    save_outcomes(session.config, session.items, failed)
-                    _unregister_installed_plugins(session.config)
-                    return
-                case Selection():
-                    msg = "selects tests that have been collected"
-                    raise RecordError(msg)
+            request = self._supervisor.next_request()
+            if isinstance(request, Finish):
+                failed = {test.nodeid: test.is_bad for test in request.tests}
+                session.testsfailed = self._failed_tests = sum(failed.values()) + self._uncollected
+                save_outcomes(session.config, session.items, failed)
+                _unregister_installed_plugins(session.config)
+                return
+            self._start_gang(session, request)
 
     def _start_gang(self, session: pytest.Session, request: StartRanks) -> None:
         if request.has_many_forks:
