@@ -151,7 +151,7 @@ def test_each_test_has_one_outcome_over_all_ranks(session, tmp_path):
     assert re.search(r"Captured stdout of rank 1 -+\nprinted by 1", output)
     assert "ERROR at teardown of test_spoilt" in output
     assert "rank 1 exited with code 3 during the test" in output
-    assert "ranks disagree: 0 passed; 1 skipped" in output
+    assert "ranks disagree: rank 0 passed; rank 1 skipped" in output
     assert re.search(r"rank 1 .*time.*\n(.*\n)*.*test_it.py", output)
     assert "frames of pytest, pluggy and allranks" in output
     assert "/_pytest/" not in output
@@ -192,7 +192,7 @@ def test_failures_have_the_colors_and_the_order_of_pytest(session):
     assert status == 1
     lines = output.partition("= FAILURES =")[2].splitlines()[2:]
     assert re.fullmatch(r"(\x1b\[\d+m)+rank 1 failed: assert \[1, 1\] == \[1, 0\] \(rank 0: .*\x1b\[0m", lines[0])
-    assert lines[1:4] == ["ranks: 0 aborted by rank 1; 1 failed (primary failure)", "", "rank = 1"]
+    assert lines[1:4] == ["rank 0 aborted by rank 1; rank 1 failed (primary failure)", "", "rank = 1"]
     assert any(line.startswith(">   ") and "\x1b[94massert\x1b[39;49;00m" in line for line in lines)
     assert any(re.match(r"(\x1b\[\d+m)+E +assert \[1, 1\] == \[1, 0\]\x1b\[0m", line) for line in lines)
     assert any(re.match(r"(\x1b\[\d+m)+/.*/test_it.py\x1b\[0m:9: AssertionError", line) for line in lines)

@@ -90,7 +90,7 @@ def test_the_ranks_are_in_a_property_and_in_the_first_line_of_the_text(merged: M
     assert properties(case)["allranks.leading"] == "1"
     (failure,) = case.result
     assert (failure.message, failure.type) == ("rank 1 failed: boom", "failed")
-    assert failure.text == "ranks: 0 passed; 1 failed (primary failure)\n\nrank 1 failed: boom\ntrace"
+    assert failure.text == "rank 0 passed; rank 1 failed (primary failure)\n\nrank 1 failed: boom\ntrace"
     assert case.system_out == "--- rank 1 ---\nsaid"
 
 
@@ -119,7 +119,7 @@ def test_markup_in_names_and_messages_comes_back_as_it_was(merged: MergedRun):
 def test_a_failure_without_message_or_text_still_has_both(merged: MergedRun):
     (failure,) = cases(merged)["test_quiet"].result
     assert failure.message == "rank 0 failed"
-    assert failure.text.startswith("ranks: 0 failed (primary failure)")
+    assert failure.text.startswith("rank 0 failed (primary failure)")
 
 
 def test_the_suite_tells_its_axes_and_where_it_ran(merged: MergedRun):

@@ -72,7 +72,7 @@ def test_an_attempt_tells_message_type_stack_and_output(tmp_path: Path):
     assert flaky is not None
     assert (flaky.get("message"), flaky.get("type"), flaky.text) == ("rank 0 failed: boom", "failed", None)
     assert [child.tag for child in flaky] == ["stackTrace", "system-out", "system-err"]
-    assert flaky.findtext("stackTrace") == "ranks: 0 failed (primary failure)\n\nrank 0 failed: boom\ntrace"
+    assert flaky.findtext("stackTrace") == "rank 0 failed (primary failure)\n\nrank 0 failed: boom\ntrace"
     assert flaky.findtext("system-out") == "--- rank 0 ---\nout"
     assert flaky.findtext("system-err") == "--- rank 0 ---\nerr"
 

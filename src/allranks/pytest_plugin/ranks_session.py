@@ -46,7 +46,7 @@ _NO_LIMIT: Final = 1e6
 _SETTINGS: Final = {
     "test": "--ranks-timeout",
     "process_group": "half of --ranks-timeout",
-    **dict.fromkeys(("job", "peer_grace"), "fixed with --ranks"),
+    **dict.fromkeys(("job", "peer_grace"), "a fixed limit of --ranks"),
 }
 """The setting behind each time limit."""
 

@@ -231,7 +231,7 @@ class _Representation(TerminalRepr):
             return
         for line in self.test.verdict.message.splitlines():
             tw.line(line, red=True, bold=True)
-        tw.line(f"ranks: {rank_summary(self.test.ranks, self.test.primary)}")
+        tw.line(rank_summary(self.test.ranks, self.test.primary))
         for text in filter(None, self._texts()):
             tw.line()
             _write_traceback(folded(shorten(text.rstrip())), tw)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, overloa
 
 from allranks.errors import ExitCode
 from allranks.protocol.grouping import by_key
-from allranks.protocol.outcomes import Outcome, SkipKind, compact_numbers, numbers
+from allranks.protocol.outcomes import Outcome, SkipKind, compact_numbers, named_ranks
 from allranks.protocol.tracebacks import line_in
 from allranks.protocol.xml_text import file_of
 from allranks.report.status import Status
@@ -519,9 +519,9 @@ def describe(outcome: Outcome) -> str:
 
 
 def rank_summary(ranks: Sequence[RankResult], primary: RankResult | None = None) -> str:
-    """``0, 2-3 aborted by rank 1; 1 failed (primary failure)``: every rank with its outcome, grouped by outcome."""
+    """Every rank with its outcome: ``ranks 0, 2-3 aborted by rank 1; rank 1 failed (primary failure)``."""
     by_outcome = by_key((_with_role(rank, primary), rank.rank) for rank in ranks)
-    return "; ".join(f"{numbers(group)} {outcome}" for outcome, group in by_outcome.items())
+    return "; ".join(f"{named_ranks(group)} {outcome}" for outcome, group in by_outcome.items())
 
 
 def _with_role(rank: RankResult, primary: RankResult | None) -> str:

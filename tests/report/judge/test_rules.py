@@ -89,7 +89,7 @@ def test_a_bad_verdict_always_has_a_message_a_text_and_an_exit_code(
     judged = verdict(given_ranks, setting)
     if judged.is_bad:
         assert judged.message
-        assert judged.text.startswith("ranks: ")
+        assert judged.text.startswith("rank")
         assert judged.exit_code is not ExitCode.OK
 
 
@@ -200,7 +200,7 @@ def test_rule_2_a_consequence_does_not_lead_even_when_its_time_is_earlier():
 def test_rule_2_an_aborted_rank_explains_and_does_not_decide():
     judged = verdict([result("aborted", 0, at=0.5, caused_by=1), result("failed", 1, at=1.0)], PLAIN)
     assert (judged.kind, judged.leading) == (VerdictKind.FAILURE, 1)
-    assert judged.text.splitlines()[0] == "ranks: 0 aborted by rank 1; 1 failed (primary failure)"
+    assert judged.text.splitlines()[0] == "rank 0 aborted by rank 1; rank 1 failed (primary failure)"
 
 
 def test_rule_2_a_message_that_names_its_rank_is_not_told_twice():
@@ -297,7 +297,7 @@ def test_rule_2_the_leading_rank_speaks_first_and_equal_peers_together():
         PLAIN,
     )
     assert judged.text == (
-        "ranks: 0, 1, 3 timed out (secondary failure); 2 failed (primary failure)\n\n"
+        "ranks 0, 1, 3 timed out (secondary failure); rank 2 failed (primary failure)\n\n"
         "rank 2 failed: boom\ntrace of 2\n\n"
         "ranks 0, 1, 3 timed out: hung"
     )
@@ -503,5 +503,5 @@ def test_rule_4_each_reason_of_a_skip_is_said_once():
 def test_a_rank_has_its_text_below_its_message_unless_it_says_the_same(message: str, text: str, section: str):
     assert (
         verdict([result("failed", message=message, text=text)], PLAIN).text
-        == f"ranks: 0 failed (primary failure)\n\n{section}"
+        == f"rank 0 failed (primary failure)\n\n{section}"
     )

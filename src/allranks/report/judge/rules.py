@@ -345,7 +345,7 @@ def _reasons(ranks: Sequence[RankResult]) -> str:
 def _text(ranks: Sequence[RankResult], primary: PrimaryFailure | None) -> str:
     """All ranks in the first line, then the text of the primary failure, then the texts of the others."""
     first = primary.result if primary else None
-    head = [f"ranks: {rank_summary(ranks, first)}", primary.caveat if primary else ""]
+    head = [rank_summary(ranks, first), primary.caveat if primary else ""]
     texts = [section for _, section in sections(ranks, first)]
     # The primary failure gets half of the space, however much text the other ranks have.
     first_text = cut(texts.pop(0), _HALF) if first else ""
