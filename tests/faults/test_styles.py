@@ -15,12 +15,12 @@ from allranks.protocol.records import JOURNAL, Notice
 SUITE = Path(__file__).parent / "styles"
 
 RUNS = {
-    "host": ("process", ("process-fork", "programs"), ()),
+    "host": ("process", ("process-fork",), ()),
     "containers": ("docker", ("torch-fork", "programs"), (pytest.mark.docker,)),
     "forks": ("process", ("fork", "torch-fork", "elastic", "debug-launcher"), (pytest.mark.thorough,)),
     "spawned": ("process", ("process-spawn", "process-forkserver", "pool", "executor"), (pytest.mark.thorough,)),
     "torch-spawn": ("process", ("torch-spawn",), (pytest.mark.thorough,)),
-    "torchrun": ("process", ("torchrun",), (pytest.mark.thorough,)),
+    "torchrun": ("process", ("programs", "torchrun"), (pytest.mark.thorough,)),
 }
 """One command each: the engine and the styles."""
 
