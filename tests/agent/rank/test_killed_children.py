@@ -497,7 +497,7 @@ def test_processes_of_a_program_have_their_names(suite):
 def test_a_notice_lists_at_most_five_processes(suite):
     of_rank_0 = [text for text in notices(suite, "test_several") if re.search("on ranks? 0", text)]
     assert len(of_rank_0) == 6
-    assert of_rank_0[-1] == f"2 more child processes failed, {PASSED}"
+    assert f"2 more child processes failed, {PASSED}" in of_rank_0  # in any order: rank 1 may have ended first
 
 
 @pytest.mark.parametrize(

@@ -77,13 +77,6 @@ def test_accelerators_are_counted_whatever_they_are(gpus, skip_of, visible, need
         assert (skip.code, skip.kind) == (code, SkipKind.HARDWARE)
 
 
-def test_a_torch_without_torch_accelerator_counts_cuda(gpus, skip_of, monkeypatch):
-    gpus(1)
-    monkeypatch.delattr(torch, "accelerator")
-    gpu_skips.require_accelerator.check()
-    assert skip_of(gpu_skips.require_accelerators(2)).code == 77
-
-
 @pytest.mark.parametrize(("visible", "blind", "code"), [(1, set(), 77), (3, set(), None), (3, {(2, 0)}, 79)])
 def test_every_pair_of_gpus_needs_peer_access(request, monkeypatch, visible, blind, code):
     gpus, skip_of = map(request.getfixturevalue, ("gpus", "skip_of"))
