@@ -163,7 +163,7 @@ def test_an_engine_whose_detection_fails_is_skipped_with_a_reason(others, tmp_pa
 
     others(broken=Broken, far=Far)
     assert [engine.name for engine in engines_here()] == ["process", "far"]
-    found = {finding.subject: finding for finding in check_host("auto", "none", tmp_path)}
+    found = {finding.subject: finding for finding in check_host("broken", "none", tmp_path)}
     assert found["broken"].remedy
     with pytest.raises(AllranksError):
         choose_engine("broken")
@@ -192,11 +192,17 @@ def test_docker_s_connection_is_closed_with_the_engine():
 
 @pytest.mark.usefixtures("locks")
 def test_the_doctor_reports_a_broken_engine(others, tmp_path):
-    others(broken=None, far=Absent)
-    found = {finding.subject: finding for finding in check_host("auto", "none", tmp_path)}
+    others(broken=None)
+    found = {finding.subject: finding for finding in check_host("broken", "none", tmp_path)}
     assert "cannot be loaded" in found["broken"].text
     assert found["broken"].remedy
-    assert (found["far"].text, found["far"].remedy) == ("not checked: no such cluster", "")
+
+
+@pytest.mark.usefixtures("locks")
+def test_the_doctor_skips_engines_that_no_run_uses_by_default(others, tmp_path):
+    others(far=Far)
+    [found] = [finding for finding in check_host("auto", "none", tmp_path) if finding.subject == "far"]
+    assert found.line == "skipped  far: run allranks doctor --engine far to check it"
 
 
 MATRIX = """

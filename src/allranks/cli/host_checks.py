@@ -18,7 +18,7 @@ from allranks.cli.torch_check import check_torch
 from allranks.engines import AUTO
 from allranks.engines.base import Finding
 from allranks.engines.gpus import GpuMode, Inventory, nvidia_cards, take_inventory
-from allranks.engines.registry import check_engine, engine_names
+from allranks.engines.registry import OF_THIS_HOST, check_engine, engine_names
 from allranks.errors import DeviceError
 from allranks.ownership import lock_folder
 from allranks.runner.unhealthy_gpus import UNHEALTHY_REMEDY, unhealthy_gpus
@@ -60,9 +60,9 @@ def check_host(engine: str, mode: GpuMode, results: Path, *, python: str | None 
 
 
 def _check_engine(name: str, requested: str, inventory: Inventory) -> Iterator[Finding]:
-    """Check the requested engine, and always the process engine, since any run may have left processes."""
-    if name not in {requested, "process"} and requested != AUTO:
-        yield Finding(name, f"not checked: the requested engine is {requested}")
+    """Check the engines that a run may use, and always the process engine, since any run may have left processes."""
+    if name not in (OF_THIS_HOST if requested == AUTO else (requested, "process")):
+        yield Finding(name, f"run allranks doctor --engine {name} to check it", is_checked=False)
         return
     yield from _in_time(name, check_engine(name, is_requested=name == requested, inventory=inventory))
 

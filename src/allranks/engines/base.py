@@ -300,11 +300,12 @@ class Finding(NamedTuple):
     subject: str  # what was checked, in a word or two
     text: str  # its state
     remedy: str = ""  # what to do; empty if there is no problem
+    is_checked: bool = True
 
     @property
     def line(self) -> str:
         """The finding as the command prints it."""
-        mark = "PROBLEM" if self.remedy else "ok"
+        mark = "PROBLEM" if self.remedy else "ok" if self.is_checked else "skipped"
         line = f"{mark:7}  {self.subject}: {self.text}"
         return f"{line}\n         -> {self.remedy}" if self.remedy else line
 

@@ -103,8 +103,10 @@ def check_engine(name: str, *, is_requested: bool, inventory: Inventory) -> Iter
         engine = _detect(name, is_requested=is_requested)
     except AllranksError as error:
         is_absent = isinstance(error, EngineAbsentError) and not is_requested
-        text = f"not checked: {error.why}" if is_absent else f"{error.what} {error.why}".strip()
-        yield Finding(name, text, "" if is_absent else error.remedy or "See docs/extending.md.")
+        if is_absent:
+            yield Finding(name, error.why, is_checked=False)
+        else:
+            yield Finding(name, f"{error.what} {error.why}".strip(), error.remedy or "See docs/extending.md.")
         return
     with closing(engine):
         yield from engine.check(inventory)
