@@ -136,8 +136,12 @@ def test_a_socket_in_a_closed_folder_is_tried(monkeypatch):
         def exists(self):
             raise PermissionError(13, "Permission denied")
 
+    def refuse(_self, _path):  # also on a host where Docker runs
+        raise PermissionError(13, "Permission denied")
+
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setattr(docker, "_SOCKET", Closed())
+    monkeypatch.setattr("socket.socket.connect", refuse)
     with pytest.raises(EngineError) as raised:
         engine_class("docker").detect(is_requested=False)
     assert not isinstance(raised.value, EngineAbsentError)
