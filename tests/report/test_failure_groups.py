@@ -59,7 +59,7 @@ def test_ranks_are_named(ranks, world: int, words: str):
     assert failed_ranks({world: OwnFailures(frozenset(ranks))}) == [words]
 
 
-def test_errors_of_jobs_come_first_and_jobs_that_were_ended_early_last():
+def test_errors_of_jobs_come_first_and_interrupted_jobs_last():
     def error(reason: str, code: ExitCode, *, is_of_job: bool = True) -> Failure:
         return Failure(
             job="c / s",
@@ -73,8 +73,7 @@ def test_errors_of_jobs_come_first_and_jobs_that_were_ended_early_last():
 
     failures = [
         error("interrupted", ExitCode.INTERRUPTED, is_of_job=True),
-        error("stopped", ExitCode.TESTS_FAILED, is_of_job=True),
         error("failed", ExitCode.TESTS_FAILED),
         error("job", ExitCode.UNACCOUNTED, is_of_job=True),
     ]
-    assert [failure.reason for failure in grouped([failures], {})] == ["job", "failed", "interrupted", "stopped"]
+    assert [failure.reason for failure in grouped([failures], {})] == ["job", "failed", "interrupted"]

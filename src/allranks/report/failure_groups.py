@@ -14,7 +14,7 @@ from allranks.errors import PRECEDENCE, ExitCode
 from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import numbers
 from allranks.protocol.xml_text import cut, first_line, readable
-from allranks.report.results import ENDED_EARLY, TestVerdict, VerdictKind, VerdictRule, own_failures
+from allranks.report.results import TestVerdict, VerdictKind, VerdictRule, own_failures
 
 if TYPE_CHECKING:
     from allranks.report.axis_correlation import Blame
@@ -162,7 +162,7 @@ def _merged(by_world_size: Iterable[tuple[int, OwnFailures]]) -> Mapping[int, Ow
 
 
 def grouped(of_jobs: Iterable[Sequence[Failure]], blames: "Mapping[GroupKey, Blame]") -> list[Failure]:
-    """Join the groups of all jobs: errors of whole jobs first, then by size; jobs that were ended early come last.
+    """Join the groups of all jobs: errors of whole jobs first, then by size; interrupted jobs come last.
 
     Errors of jobs are ordered by the precedence of their exit codes, so that causes come first: a job without results
     (3) is often a consequence of an infrastructure failure (4) on another machine.
@@ -183,7 +183,7 @@ _OTHERS: Final = "Other failures: this report does not list more distinct messag
 def _order(failure: Failure) -> int:
     if not failure.is_of_job:
         return len(PRECEDENCE)
-    return len(PRECEDENCE) + 1 if failure.reason in ENDED_EARLY else PRECEDENCE.index(failure.code)
+    return len(PRECEDENCE) + 1 if failure.code is ExitCode.INTERRUPTED else PRECEDENCE.index(failure.code)
 
 
 def _joined(group: Sequence[Failure], blames: "Mapping[GroupKey, Blame]") -> Failure:

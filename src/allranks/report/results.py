@@ -90,10 +90,6 @@ def kind_of(outcome: Outcome) -> VerdictKind:
     return VerdictKind.SKIPPED if outcome in {Outcome.SKIPPED, Outcome.XFAILED} else VerdictKind.PASSED
 
 
-ENDED_EARLY: Final = frozenset({"interrupted", "stopped"})
-"""The kinds of errors of jobs that somebody, or ``-x``, ended: they have not failed themselves."""
-
-
 class VerdictRule(IntEnum):
     """The first six rules of :mod:`allranks.report.judge.rules`, by number."""
 

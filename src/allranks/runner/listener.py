@@ -11,7 +11,6 @@ from allranks.engines.base import JobSpec, Placement
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Printed, RankEnded, Record, Repeated
 from allranks.protocol.xml_text import clipped, readable
-from allranks.report.results import ENDED_EARLY
 from allranks.report.run_files import JobError
 from allranks.runner.progress import JobProgress, State, Tests, format_counts, format_rate, summary
 
@@ -29,6 +28,10 @@ _RATE_SECONDS: Final = 10.0
 
 _PROGRESS_SECONDS: Final = 60.0
 """Seconds between two summaries of the run in a log."""
+
+
+_NOT_FAILED: Final = frozenset({"interrupted", "stopped"})
+"""Error kinds of jobs that were stopped and have not failed."""
 
 
 @dataclass(eq=False)  # a pytest plug-in derives from it, and older versions of pytest keep plug-ins in a set
@@ -131,7 +134,7 @@ class RunListener:
             job.state, job.tests, job.took, job.gpus = "done", tests, seconds, ()
             job.error = error.what if error else ""
             tests.forget_names()
-            is_failure = error is not None and error.kind not in ENDED_EARLY
+            is_failure = error is not None and error.kind not in _NOT_FAILED
             if is_failure:
                 self.first_failure = self.first_failure or f"{job_id}: {job.error}"
             if self.detail == "quiet" and not job.has_failed:

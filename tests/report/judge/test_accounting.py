@@ -204,8 +204,7 @@ def test_what_a_stop_kept_from_running_says_so_even_when_the_job_ended_in_error(
     ("kind", "name", "expected"),
     [
         ("infrastructure", "job", ExitCode.INFRASTRUCTURE),
-        ("interrupted", "interrupted", ExitCode.INTERRUPTED),
-        ("stopped", "stopped", ExitCode.TESTS_FAILED),
+        ("interrupted", "job", ExitCode.INTERRUPTED),
         ("collection", "collection", ExitCode.TESTS_FAILED),
         ("timeout", "job", ExitCode.TESTS_FAILED),
         ("agent", "job", ExitCode.UNACCOUNTED),

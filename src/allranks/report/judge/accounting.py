@@ -18,7 +18,7 @@ from allranks.report.judge.judging import expected_ranks, files_of, stated_sizes
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import MANIFEST_KEY, CellSuite, job_error
 from allranks.report.rank_xml import RankReader
-from allranks.report.results import ENDED_EARLY, RankFile, TestVerdict
+from allranks.report.results import RankFile, TestVerdict
 from allranks.report.run_files import NO_RECORD, Manifest, PlannedJob
 
 _EMPTY: Final = (
@@ -346,7 +346,7 @@ def _record_errors(attempt: Attempt, context: _Context) -> Iterator[TestVerdict]
         yield job_error("job", "job.json is missing: the job is still running, or was killed.", ExitCode.UNACCOUNTED)
     yield from _other_run_errors(attempt, context.run_id)
     if record.error:
-        name = record.error.kind if record.error.kind in {"collection", *ENDED_EARLY} else "job"
+        name = "collection" if record.error.kind == "collection" else "job"
         yield job_error(name, record.error.text, code_of_error(record.error.kind))
     elif attempt.record and record.collected is None and not (attempt.files or attempt.rejected):
         yield job_error("job", "The job left no results, and job.json does not say why.", ExitCode.UNACCOUNTED)
