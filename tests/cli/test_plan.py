@@ -20,9 +20,9 @@ def test_plan_names_distributed_test_files_that_are_in_no_suite(allranks, reposi
     (repository / "more/test_plain.py").write_text("def test_it():\n    pass\n")
     path = repository / "matrix.toml"
     path.write_text(f'{path.read_text()}\n[suites.more]\npath = "more/*.py"\nexclude = ["more/test_excluded.py"]\n')
-    assert "Not in any suite" not in allranks("plan")[1]
+    assert "in no suite" not in allranks("plan")[1]
     path.write_text(path.read_text().replace("more/*.py", "more/test_[ep]*.py"))
-    assert "Not in any suite: more/test_new.py." in allranks("plan")[1]
+    assert "in no suite, and never run: more/test_new.py." in allranks("plan")[1]
 
 
 def test_plan_explains_each_dropped_cell(allranks):

@@ -79,7 +79,6 @@ STYLES: Final[Mapping[str, Style]] = {
 class ExistingTests:
     """The distributed tests of a repository."""
 
-    files: tuple[str, ...] = ()
     suites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # files and folders by style
     counts: Mapping[str, int] = field(default_factory=dict)  # test files by style, with "" for those in no suite
     unrecognized: tuple[str, ...] = ()  # files in no suite that mention ranks
@@ -89,7 +88,7 @@ class ExistingTests:
 
 def find_tests(root: Path) -> ExistingTests:
     """Find the distributed tests in a repository by the source of its test files."""
-    found = _test_files(root)
+    found = find_files(root)
     files = [Path(path) for path in islice(found, _MOST_FILES)]
     styles = {path: _style(path, root) for path in files}
     below: dict[Path, set[str]] = {}
@@ -103,7 +102,6 @@ def find_tests(root: Path) -> ExistingTests:
             suites.setdefault(style, {})[(folders[-1] if folders else path).as_posix()] = None
     distributed = [path for path, style in styles.items() if style]
     return ExistingTests(
-        files=tuple(map(Path.as_posix, distributed)),
         suites={style: tuple(suites[style]) for style in STYLES if style in suites},
         counts=Counter(styles.values()),
         unrecognized=tuple(path.as_posix() for path in files if not styles[path] and _is_about_ranks(root / path)),
@@ -112,14 +110,20 @@ def find_tests(root: Path) -> ExistingTests:
     )
 
 
-def _test_files(root: Path) -> Iterator[str]:
-    for folder, folders, files in os.walk(root):
+def find_files(root: Path, below: Path = Path()) -> Iterator[str]:
+    """The test files below a folder of the repository, as paths relative to `root`."""
+    for folder, folders, files in os.walk(root / below):
         folders[:] = sorted(
             name for name in folders if not _OUTSIDE.fullmatch(name) and not Path(folder, name, "pyvenv.cfg").exists()
         )
         for name in sorted(files):
             if _TEST_FILE.fullmatch(name):
                 yield os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118
+
+
+def is_distributed(path: Path, root: Path) -> bool:
+    """Whether a test file is recognized as distributed, by its source."""
+    return bool(_style(path, root))
 
 
 def _is_about_ranks(path: Path) -> bool:

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import ClassVar
 
-from allranks.cli.existing_tests import find_tests
+from allranks.cli.existing_tests import find_files, is_distributed
 from allranks.cli.options import run_id
 from allranks.cli.parser import existing_file, flag, option, whole, writable_file
 from allranks.cli.printing import say, warn
@@ -109,14 +109,16 @@ def _files_in_no_suite(matrix: Matrix) -> Iterator[str]:
     suites = [suite for suite in matrix.suites.values() if suite.home is None]
     folders = {path if (matrix.root / path).is_dir() else path.parent for suite in suites for path in suite.paths}
     excluded = [path for suite in suites for path in suite.ignored]
-    near = [file for file in find_tests(matrix.root).files if any(map(Path(file).is_relative_to, folders))]
     files = [
         file
-        for file in near
-        if not any(map(Path(file).is_relative_to, excluded)) and not suites_with_tests(matrix, [file])
+        for file in sorted({file for folder in folders for file in find_files(matrix.root, folder)})
+        if not any(map(Path(file).is_relative_to, excluded))
+        and not suites_with_tests(matrix, [file])
+        and is_distributed(Path(file), matrix.root)
     ]
     if files:
-        yield f"Not in any suite: {named(files)}. To run tests, add them to `path` of a suite in {matrix.path.name}."
+        yield f"These distributed tests are in no suite, and never run: {named(files)}."
+        yield f"Add them to `path` of a suite in {matrix.path.name}."
 
 
 def _show_requests(expansion: Expansion, options: Options) -> ExitCode:

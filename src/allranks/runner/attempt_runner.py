@@ -488,7 +488,7 @@ def _write(attempt: JobAttempt, journal: JournalWriter, record: Record) -> None:
     if journal.size > MOST_BYTES:
         what = f"The job was stopped: its journal reached {journal.size} bytes, and the limit is {MOST_BYTES}."
         remedy = "See which tests fill journal.jsonl in the job's results folder. Tests that print a lot often do."
-        attempt.abort(JobError(kind="agent", what=what, why="Results before that count.", remedy=remedy))
+        attempt.abort(JobError(kind="agent", what=what, why="Its earlier results count.", remedy=remedy))
 
 
 def _contradiction(why: str) -> JobError:

@@ -29,7 +29,6 @@ _RATE_SECONDS: Final = 10.0
 _PROGRESS_SECONDS: Final = 60.0
 """Seconds between two summaries of the run in a log."""
 
-
 _NOT_FAILED: Final = frozenset({"interrupted", "stopped"})
 """Error kinds of jobs that were stopped and have not failed."""
 
