@@ -67,7 +67,7 @@ class Suite:
         path: What of it is run.
         process_group: Whether a process group is made for every test; False for tests that make their own.
         variables: What its ranks find in their environment.
-        image: The finished image that it runs in; empty for processes of this host.
+        image: The prebuilt image that it runs in; empty for processes of this host.
     """
 
     source: Path

@@ -2,7 +2,7 @@
 
 It checks the number of GPUs, their health, NVIDIA's container toolkit, and whether the driver supports the CUDA version
 of each image. That version is known before the build from torch's version or index, from the requirements in torch's
-metadata, from the interpreter of the process engine, or from a finished image on this machine. If none of these has it,
+metadata, from the interpreter of the process engine, or from a prebuilt image on this machine. If none of these has it,
 the driver is not checked, which is not a problem.
 """
 
@@ -79,7 +79,7 @@ def check_demands(cells: Mapping[Cell, Image], matrix: Matrix, target: Target) -
 def _check_number(cells: Iterable[Cell], available: int) -> Finding:
     most = max(cells, key=lambda cell: cell.gpu_count)
     text = f"{most.id} needs {most.gpu_count}, this machine has {available}"
-    remedy = "Correct gpus of its [[runners]] in the matrix file, or see `allranks doctor` on this machine."
+    remedy = "Correct `gpus` in its [[runners]] entry of the matrix file, or run `allranks doctor` on this machine."
     return Finding("GPUs", text, remedy if available < most.gpu_count else "")
 
 
@@ -129,7 +129,7 @@ def cuda_of(image: Image, matrix: Matrix, engine: str) -> Cuda | None:
     if engine == "process" and matrix.process.python:
         return _cuda_of_interpreter(matrix)
     if image.image is not None:
-        return _cuda_of_finished_image(image.image)
+        return _cuda_of_prebuilt_image(image.image)
     for text, pattern, source in (
         (image.torch or "", _LOCAL_VERSION, f"torch {image.torch}"),
         *((index, _INDEX, "torch's index") for index in (image.index, *image.extra_index)),
@@ -148,7 +148,7 @@ def _cuda_of_interpreter(matrix: Matrix) -> Cuda | None:
     return _cuda_of_requirements(requirements, f"the packages of {python}")
 
 
-def _cuda_of_finished_image(reference: str) -> Cuda | None:
+def _cuda_of_prebuilt_image(reference: str) -> Cuda | None:
     """From the variables that NVIDIA's base images set for NVIDIA's toolkit; None if the daemon lacks the image."""
     client = choose_engine("docker")[0].image_daemon
     if client is None:

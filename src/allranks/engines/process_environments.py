@@ -45,7 +45,7 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
     if given and (image.image is not None or not (image.packages or image.requirements or image.project)):
         return JobEnvironment(python=given)
     if image.image is not None:
-        msg = f"The process engine cannot run image {image.name}, which is a finished image ({image.image})."
+        msg = f"The process engine cannot run image {image.name}, which is a prebuilt image ({image.image})."
         remedy = "Use --engine docker, or set process.python to an interpreter with torch."
         raise EngineError(msg, remedy=remedy)
     below = probe(given) if given else None

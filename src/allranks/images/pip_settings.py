@@ -71,7 +71,7 @@ def with_variables(text: str) -> str:
 def pip_settings(folder: Path, python: str | None = None) -> tuple[str, ...]:
     """The relevant settings of the host's pip, from its files and from ``PIP_`` variables.
 
-    They include the addresses of indexes and folders, but not their contents, and the text of requirements files.
+    They include the text of requirements files, but only the addresses of indexes and folders, not their contents.
 
     Args:
         folder: pip's working folder, for relative paths.

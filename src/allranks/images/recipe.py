@@ -135,7 +135,7 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
         what = f"Image {image.name} cannot be built."
         raise ImageError(
             what,
-            why="It has neither a torch version nor a finished image.",
+            why="It has neither a torch version nor a prebuilt image.",
             remedy=f'Add torch = "<version>" or image = "<reference>" to [images.{image.name}].',
         )
     requirements = root / image.requirements if image.requirements else None

@@ -42,7 +42,7 @@ class PortableImage:
     """An image that other machines can load."""
 
     name: str  # its name in the matrix file
-    key: str  # its name on the machine that built it, with the key of its content, or the name of a finished image
+    key: str  # its name on the machine that built it, with the key of its content, or the name of a prebuilt image
     reference: str  # its name on other machines: an id, or its name in a registry
     file: str = ""  # its archive in the folder; empty if it is in a registry
 

@@ -278,7 +278,7 @@ class Image:
     when: Condition | None = _when("gpu_count == 0")
     image: str | None = key(
         _IMAGE,
-        "A finished image to use as it is; only `when` may be set as well.",
+        "A prebuilt image to use as it is; only `when` may be set as well.",
         default=None,
         example="registry.example.com/torch@sha256:…",
         unset="an image is built from the other keys",
@@ -391,7 +391,7 @@ class Limits:
     )
     assembly: float = key(
         seconds(),
-        "Time for the agents of a cell's nodes to connect, and then to collect tests.",
+        "Time for the agents of a cell's nodes to connect, and again for them to collect tests.",
         default=120.0,
         example=300,
     )

@@ -137,7 +137,7 @@ def _reject_missing_gpus(inventory: Inventory, planned: int) -> None:
     if found < planned:
         what = f"The plan has a job with {planned} GPUs for this machine, but allranks finds {found}."
         why = "All of its tests would be skipped unnoticed."
-        remedy = "See `allranks doctor` on this machine, or correct gpus of its [[runners]] in the matrix file."
+        remedy = "Run `allranks doctor` on this machine, or correct `gpus` in its [[runners]] entry of the matrix file."
         raise DeviceError(what, why=why, remedy=remedy)
 
 

@@ -103,7 +103,7 @@ class Options(JobOptions):
     torch: str | None = option(
         "--torch VERSION", _WHERE, "torch of an image or environment (default: the installed one)"
     )
-    image: str | None = option("--image NAME", _WHERE, "finished image to run in")
+    image: str | None = option("--image NAME", _WHERE, "prebuilt image to run in")
     compare: Path | None = option(
         "--compare FILE",
         "results and output",
