@@ -245,8 +245,8 @@ class EngineContract:
             with pytest.raises(EngineError) as raised:
                 job.collect(results)
         assert set(heard.ends.values()) == {"passed"}
-        assert "The job's results exceed the limit of 512 MiB: 'zz-big' (8,192 MiB) left out." in raised.value.text
-        assert "names that allranks reserves for itself: 'job.json' (2 bytes) left out." in raised.value.text
+        assert "The job's results exceed the limit of 512 MiB. Left out: 'zz-big' (8,192 MiB)." in raised.value.text
+        assert "names that allranks reserves for itself. Left out: 'job.json' (2 bytes)." in raised.value.text
         names = {path.name for path in results.iterdir()}
         assert "agent.log" in names
         assert names.isdisjoint({"zz-big", "job.json", "link", "pipe"})

@@ -205,14 +205,14 @@ def test_a_sparse_file_counts_by_its_length_and_what_fits_is_there(folders):
     [source], home = folders({"agent.log": "0", "zzz": "1"})
     with (source / "big").open("wb") as big:
         big.truncate(3 << 40)
-    with pytest.raises(EngineError, match=r"exceed the limit of 512 MiB: 'big' \(3,072 GiB\) left out"):
+    with pytest.raises(EngineError, match=r"exceed the limit of 512 MiB\. Left out: 'big' \(3,072 GiB\)"):
         collect_results([source], home)
     assert content(home) == {"agent.log": "0", "zzz": "1"}
 
 
 def test_the_limit_is_one_for_all_nodes(folders):
     sources, home = folders({"rank-0.log": "0" * 60}, {"rank-1.log": "1" * 60, "tiny": "1"})
-    with pytest.raises(EngineError, match=r"exceed the limit of 100 bytes: 'rank-1\.log'"):
+    with pytest.raises(EngineError, match=r"exceed the limit of 100 bytes\. Left out: 'rank-1\.log'"):
         collect_results(sources, home, 50)
     assert content(home) == {"rank-0.log": "0" * 60, "tiny": "1"}
 
@@ -221,7 +221,7 @@ def test_folders_are_entered_to_a_limit_and_deeper_ones_are_reported(folders):
     [source], home = folders({"agent.log": "0", f"{'d/' * 32}file": "1"})
     deep = source.joinpath(*("e" * 34))
     deep.mkdir(parents=True)
-    with pytest.raises(EngineError, match="deeper than 32"):
+    with pytest.raises(EngineError, match="or 32 folders"):
         collect_results([source], home)
     assert content(home) == {"agent.log": "0", f"{'d/' * 32}file": "1"}
 
@@ -233,7 +233,7 @@ def test_folders_deeper_than_any_path_end_nothing(folders, monkeypatch):
         os.mkdir("deep")  # noqa: PTH102 - no path is that long
         os.chdir("deep")
     try:
-        with pytest.raises(EngineError, match="deeper than 32"):
+        with pytest.raises(EngineError, match="or 32 folders"):
             collect_results([source], home)
     finally:
         remove_tree(source)
@@ -253,7 +253,7 @@ def test_files_are_counted_and_those_over_the_limit_are_reported(folders, monkey
 def test_names_that_the_host_writes_itself_never_come_from_a_job(folders, name):
     [source], home = folders({name: "forged", "sub/job.json": "kept"})
     (home / "job.json").write_text("own")
-    with pytest.raises(EngineError, match=f"allranks reserves for itself: '{name.removesuffix('/y')}' .* left out"):
+    with pytest.raises(EngineError, match=rf"allranks reserves for itself\. Left out: '{name.removesuffix('/y')}' "):
         collect_results([source], home)
     assert content(home) == {"job.json": "own", "sub/job.json": "kept"}
 

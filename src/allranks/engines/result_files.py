@@ -133,7 +133,8 @@ class ResultWriter:
         problems: dict[_Reason, str] = {
             "bytes": f"The job's results exceed the limit of {_readable(self._limit)}",
             "entries": f"The job left more than {MOST_ENTRIES:,} files and folders",
-            "name": f"The job left names over {LONGEST_NAME} bytes, paths over {LONGEST_PATH} or deeper than {DEEPEST}",
+            "name": f"The job left files with names over {LONGEST_NAME} bytes, or paths over {LONGEST_PATH:,} bytes or "
+            f"{DEEPEST} folders",
             "reserved": "The job left files with names that allranks reserves for itself",
             "clash": "The job left a file and a folder with the same name",
             "unreadable": "The job left files that cannot be read",
@@ -141,7 +142,7 @@ class ResultWriter:
         largest = nlargest(3, left_out, key=lambda entry: entry[1])
         names = ", ".join(f"{_shown(path)} ({_readable(size)})" for path, size in largest)
         rest = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        return f"{problems[reason]}: {names}{rest} left out."
+        return f"{problems[reason]}. Left out: {names}{rest}."
 
 
 _REMEDIES: dict[_Reason, str] = {
