@@ -8,11 +8,12 @@ The first rule that applies to the ranks of a test decides its verdict in an att
 2. Primary failure. The rank with the primary failure decides: the first one that failed on its own. *Failed* is a
    failure; *crashed*, *timed out* and *errored* are errors (exit code 1). If the time of one of these failures is
    unknown, the worst outcome counts, then the lowest rank. A secondary failure, which another rank caused, decides only
-   if there is no primary failure. A rank did not fail on its own if its wait failed because a peer skipped.
+   if there is no primary failure. A rank did not fail on its own if its wait failed because a peer skipped or
+   failed as expected.
 3. Ranks disagree. It is an error (exit code 1) if some ranks skipped and others did not, or if some failed as expected
    (xfail) and others passed. ``mixed_skip`` allows it for tests in which no rank failed or was aborted.
-4. Skipped. A skip because of missing GPUs is an error (exit code 1) if each node of the job was given as many GPUs as
-   the test needs. A test is skipped if ranks skipped or failed as expected, and none passed. If all ranks skipped
+4. Skipped. A skip because of missing GPUs is an error (exit code 1) if a node of the job was given as many GPUs as the
+   test needs. A test is skipped if ranks skipped or failed as expected, and none passed. If all ranks skipped
    because of their environment, ``skip = "pass"`` counts the test as passed.
 5. Passed. All other tests passed. An unexpected pass (xpass) is a pass, unless the mark is strict.
 
@@ -74,7 +75,7 @@ from allranks.report.results import (
 )
 
 _RAN: Final = frozenset({Outcome.PASSED, Outcome.XPASSED, Outcome.XFAILED})
-_TAKES_NO_PART: Final = frozenset({Outcome.SKIPPED, Outcome.XFAILED})
+_LEFT_EARLY: Final = frozenset({Outcome.SKIPPED, Outcome.XFAILED})
 _PASSES: Final = frozenset({Outcome.PASSED, Outcome.XPASSED})
 NEVER_RAN: Final = frozenset({Outcome.SKIPPED, Outcome.MISSING})
 """The outcomes of ranks that did not execute the test."""
@@ -124,13 +125,13 @@ def primary_failure(ranks: Sequence[RankResult]) -> PrimaryFailure | None:
     An aborted or missing rank is never primary, nor is a rank whose wait failed because a peer skipped or failed as
     expected. A secondary failure is chosen only if there is no other failure.
     """
-    skipped = {rank.rank for rank in ranks if rank.outcome in _TAKES_NO_PART}
+    left_early = {rank.rank for rank in ranks if rank.outcome in _LEFT_EARLY}
     failed = [
         rank
         for rank in ranks
         if rank.outcome.is_bad
         and rank.outcome not in {Outcome.ABORTED, Outcome.MISSING}
-        and not (rank.consequence and rank.caused_by in skipped)
+        and not (rank.consequence and rank.caused_by in left_early)
     ]
     candidates = [rank for rank in failed if not rank.consequence] or failed
     if not candidates:
@@ -157,9 +158,9 @@ _NO_TIMES: Final = (
 def _unaccounted(ranks: Sequence[RankResult], primary: PrimaryFailure | None, policy: VerdictPolicy) -> Verdict | None:
     """Rule 1: a rank is missing, or was aborted although no rank failed first."""
     missing = [] if policy.job_has_ended and _explains_missing(primary) else _with(Outcome.MISSING, ranks)
-    skipped = {rank.rank for rank in ranks if rank.outcome in _TAKES_NO_PART}
+    left_early = {rank.rank for rank in ranks if rank.outcome in _LEFT_EARLY}
     aborted = [] if primary else _with(Outcome.ABORTED, ranks)
-    unexplained = [rank for rank in aborted if rank.caused_by not in skipped]
+    unexplained = [rank for rank in aborted if rank.caused_by not in left_early]
     if ranks and not missing and not unexplained:
         return None
     return Verdict(
