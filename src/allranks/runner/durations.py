@@ -99,7 +99,7 @@ def read_durations(path: Path, say: Callable[[str], None]) -> Durations:
     try:
         return parse(_text(path))
     except DurationsError as error:
-        say(f"{path} is ignored: it {error}. Shards are split without durations. Remove the file to start a new one.")
+        say(f"{path} is ignored: it {error}. Suites are split without durations. Remove the file to start a new one.")
         return {}
 
 
@@ -114,7 +114,7 @@ def keep_durations(path: Path, new: Durations, say: Callable[[str], None]) -> No
             if after != before:
                 write_atomically(path, after)
     except DurationsError as error:
-        say(f"{path} was not updated with the durations of this run: it {error}. Remove it: the next run writes it.")
+        say(f"{path} was not updated with the durations of this run: it {error}. Remove it to start a new one.")
     except OSError as error:
         say(f"{path} was not updated with the durations of this run: {error.strerror or error}.")
 

@@ -64,7 +64,7 @@ def test_without_a_test_the_newest_run_is_shown(allranks, history):
     assert code == 0
     assert "4 runs, r0 (2001-09-09" in out
     assert f"2 tests in 2 cells, {history.stat().st_size / 1e6:.1f} MB\n" in out
-    assert "History: 1 failing for longer, by 4 runs." in out
+    assert "History: 1 failing for longer; 4 runs recorded." in out
     output = json.loads(allranks("history", "--history", str(history), "--json")[1])
     assert output["size"] == history.stat().st_size
     assert output["counts"] == {"tests": 2, "cells": 2}

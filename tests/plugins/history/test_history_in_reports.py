@@ -69,9 +69,9 @@ def test_terminal_summary_page_and_json_tell_of_it(merged):
     merged(1, {A: "passed", B: "failed"})
     found = merged(2, {A: RANK_1, B: "failed"}).run
     assert f"  new, rank 1: {A} (gloo-w2-g0-env / suite)\n" in render_table(found)
-    assert "History: 1 new, 1 failing for longer, by 2 runs." in render_table(found)
+    assert "History: 1 new, 1 failing for longer; 2 runs recorded." in render_table(found)
     summary = render_summary(found, {})
-    assert "### History: 1 new, 1 failing for longer, by 2 runs\n" in summary
+    assert "### History: 1 new, 1 failing for longer; 2 runs recorded\n" in summary
     assert "- **new, rank 1**: s/test\\_a.py::test\\_one (gloo-w2-g0-env / suite)\n" in summary
     page = found.page.read_text()
     assert "<td>new, rank 1</td><td><bdi>s/test_a.py::test_one</bdi></td>" in page

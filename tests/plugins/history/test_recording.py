@@ -81,7 +81,7 @@ def test_merge_records_the_run_and_reports_its_past(allranks, ranks):
     folder = ranks('<failure message="no"/>')
     code, out, _ = allranks("report", folder, "--history", "h.sqlite")
     assert code == 1
-    assert "History: 1 new, by 2 runs.\n  new, rank 1: t::test_x (gloo-w2-g0-env / tests)\n" in out
+    assert "History: 1 new; 2 runs recorded.\n  new, rank 1: t::test_x (gloo-w2-g0-env / tests)\n" in out
     output = json.loads(allranks("report", folder, "--history", "h.sqlite", "--json")[1])["history"]
     assert (output["runs"], output["problem"], output["tests"][0]["trend"]) == (2, None, "new")
 

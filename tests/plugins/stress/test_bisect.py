@@ -105,7 +105,7 @@ def test_a_test_that_runs_nowhere_ends_with_the_reason(bisect, rate, runs_end, c
         (["--confidence", "x"], "'x' is not a confidence"),
         (["--most", "0"], "'0' is not a whole number from 1 to 1000000"),
         (["--suite", "other"], "The test is in several suites: tiny, other"),
-        (["--git", "HEAD"], "3 cells are selected, and --git repeats the test in one"),
+        (["--git", "HEAD"], "3 cells are selected, but --git repeats the test in only one"),
         (["--git", "HEAD", "gloo-w1"], "is not in a readable git repository"),
     ],
     ids=str,

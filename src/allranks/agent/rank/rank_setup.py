@@ -122,7 +122,7 @@ def send(message: Message) -> None:
 
 
 def end_fork(*, is_bad: bool, text: Callable[[], str]) -> None:
-    """End this process if a test forked it and it returned from the test, which only the rank itself must do.
+    """End this process if it is a test's fork that has returned from the test, as only the rank itself may do.
 
     It exits with the outcome of the test, because the rank may wait for its exit status.
     """

@@ -224,7 +224,7 @@ FRESH_START = 120.0
 """Seconds for ranks that are not forks to import torch and their file: a second or two each on an idle host."""
 
 _RESTORED = "that was restored"
-_REPLACED = "its ranks ran no other test"
+_REPLACED = "its ranks were replaced"
 """The consequences of state that a test has changed."""
 
 QUIT = "q in the debugger"

@@ -147,12 +147,12 @@ class RunHistory:
 
     @property
     def headline(self) -> str:
-        """``2 new, 1 flaky, 3 failing for longer, 4 fixed, by 37 runs``; counts are of tests in cells."""
+        """``2 new, 1 flaky, 3 failing for longer, 4 fixed; 37 runs recorded``; counts are of tests in cells."""
         if self.runs < 2:
             return "this is the first run in the history" if self.runs else ""
         counts, words = Counter(test.trend for test in self.tests), {Trend.FAILING: "failing for longer"}
         found = ", ".join(f"{counts[trend]:,} {words.get(trend, trend)}" for trend in Trend if counts[trend])
-        return f"{found or 'nothing is new, flaky or fixed'}, by {counted(self.runs, 'run')}"
+        return f"{found or 'nothing is new, flaky or fixed'}; {counted(self.runs, 'run')} recorded"
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Trend, node id and job of each test, new failures first; cells with the same trend of a test share a row."""

@@ -104,7 +104,7 @@ def find_commit(repeater: Repeater, jobs: Sequence[Job], text: str) -> ExitCode:
     """
     options, matrix = repeater.options, repeater.expansion.matrix
     if len(jobs) > 1:
-        msg = f"{len(jobs)} cells are selected, and --git repeats the test in one."
+        msg = f"{len(jobs)} cells are selected, but --git repeats the test in only one."
         raise UsageError(msg, remedy=f"Name the one in which it fails: allranks bisect {jobs[0].cell.id} ...")
     repository = GitHistory.around(matrix.root)
     good, bad = _ends(repository, text)
