@@ -358,7 +358,7 @@ def load_edited(load_text, document):
         (
             'torch = "2.13.0"',
             'torch = "2.13.0"\nimage = "x"',
-            "matrix.toml:19: images.cpu.torch: a finished",
+            "matrix.toml:19: images.cpu.torch: a prebuilt",
             "Remove image",
         ),
         ('torch = "2.13.0"', 'torch = "2.13.0"\nproject = "no"', "matrix.toml:20: images.cpu.project: there is", ""),
