@@ -293,8 +293,8 @@ OUTSIDE = "Another program killed or stopped it (docker kill, docker stop), or i
         ({"ExitCode": 137}, "was killed (SIGKILL)", OUTSIDE),
         ({"ExitCode": 143}, "was killed (SIGTERM)", OUTSIDE),
         ({"ExitCode": 255}, "was killed (signal 127)", OUTSIDE),
-        ({"ExitCode": 3}, "ended before its agent did", "Its exit status is 3."),
-        ({"ExitCode": None}, "ended before its agent did", "Its exit status is unknown."),
+        ({"ExitCode": 3}, "ended unexpectedly", "Its exit status is 3."),
+        ({"ExitCode": None}, "ended unexpectedly", "Its exit status is unknown."),
     ],
     ids=str,
 )

@@ -344,7 +344,7 @@ def test_results_of_all_nodes_come_home_into_one_folder(both, collect, tmp_path)
 @pytest.mark.parametrize(("node", "alive"), [(0, SECOND), (1, FIRST)])
 def test_results_of_a_node_without_a_container_are_collected_with_an_error(both, collect, tmp_path, node, alive):
     client = both()
-    with pytest.raises(EngineError, match=rf"The container of node {node} of .* ended before its agent did\.") as error:
+    with pytest.raises(EngineError, match=rf"The container of node {node} of .* ended unexpectedly\.") as error:
         collect(client, alive)
     assert "Its exit status is 0." in error.value.why
     assert home(tmp_path) == EVERYTHING

@@ -167,7 +167,7 @@ def test_what_does_not_end_one_testcase_and_nothing_more_is_left_to_expat(inside
 
 
 def test_cases_are_forgotten_before_they_take_much_memory(monkeypatch):
-    monkeypatch.setattr("allranks.report.plain_cases._MOST_BYTES", 1000)
+    monkeypatch.setattr("allranks.report.plain_cases._BYTES_LIMIT", 1000)
     known = KnownCases(lambda _: None)
     begins = [b'<testcase classname="t" name="%d" time="' % number for number in range(1000)]
     found = [known.read(begin, None, b'" />') for begin in begins]
@@ -177,7 +177,7 @@ def test_cases_are_forgotten_before_they_take_much_memory(monkeypatch):
 
 
 def test_cases_of_a_large_job_are_forgotten_at_its_end(monkeypatch):
-    monkeypatch.setattr("allranks.report.plain_cases._MOST_KEPT", 60)
+    monkeypatch.setattr("allranks.report.plain_cases._KEPT_LIMIT", 60)
     known = KnownCases(lambda _: None)
     for number, left in ((1, 1), (2, 0)):
         for name in range(number):

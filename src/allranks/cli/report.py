@@ -77,7 +77,7 @@ class Options(CommandOptions):
         "--baseline FILE", _VERDICT, "fail if fewer tests executed than this file records", type=Path
     )
     allow_nothing_ran: bool = flag("--allow-nothing-ran", _VERDICT, "allow that all tests were skipped or deselected")
-    open_page: bool = flag("--open", _WRITTEN, "then open the page in a browser")
+    open_page: bool = flag("--open", _WRITTEN, "open the page in a browser afterwards")
     json: bool = json_option(_WRITTEN)
     quiet: bool = quiet_option(_WRITTEN, "print only problems and the verdict")
     update_baseline: Path | None = option(

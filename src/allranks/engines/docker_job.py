@@ -227,13 +227,13 @@ class Container:
         if self._was_stuck:
             return "did not stop on request", f"allranks killed it after {agents.STOP_GRACE:g} s."
         if status is None:
-            return "ended before its agent did", "Its exit status is unknown."
+            return "ended unexpectedly", "Its exit status is unknown."
         if status > _SIGNALLED:
             return (
                 f"was killed ({signal_name(status - _SIGNALLED)})",
                 "Another program killed or stopped it (docker kill, docker stop), or its daemon ended.",
             )
-        return "ended before its agent did", f"Its exit status is {status}."
+        return "ended unexpectedly", f"Its exit status is {status}."
 
     def close(self) -> None:
         if self._attached is None:

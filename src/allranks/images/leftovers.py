@@ -29,7 +29,7 @@ def labels_of(listed: Listed) -> Mapping[str, str]:
 
 
 def is_inactive(listed: Listed) -> bool:
-    """Whether it is not a running container; the daemon itself does not remove a volume or network in use."""
+    """False for a running container. For a volume or network, the daemon itself refuses to remove one in use."""
     return listed.get("State") not in _ACTIVE
 
 
@@ -83,7 +83,7 @@ def end_step(client: APIClient, builder: str) -> None:
 
 
 def dead_builders(client: APIClient) -> list[str]:
-    """The labels of dead builds."""
+    """The labels of builds that have leftovers, but no longer run."""
     return [builder for builder, left in _unfinished(client).items() if _is_dead(builder, left)]
 
 

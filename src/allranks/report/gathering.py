@@ -196,7 +196,7 @@ def problem_of_unread(paths: Sequence[Path]) -> str:
     """The problem of files that could have results but were not read."""
     return (
         f"{_named(paths)} could have results, but {'were' if len(paths) > 1 else 'was'} not read.\n"
-        "A merge reads folders of runs, with all cells/ of each machine, or else files that match --ranks-xml.\n"
+        "A merge reads run folders, each with its complete cells/ folder; without one, files that match --ranks-xml.\n"
         "Unpack, move or rename files with results, and ignore the others: --ignore GLOB."
     )
 

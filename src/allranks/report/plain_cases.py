@@ -1,8 +1,8 @@
 """Reads testcases without expat if the files of other ranks have the same ones, as nearly all do.
 
-A million testcases take expat's handlers five seconds. Apart from its times, a testcase is mostly the same as in the
-file of another rank, and then it is known. Consecutive known testcases are replaced by one element for expat, which
-still decides whether the document is well-formed, and whether a testcase counts: it does not in the text of a failure.
+A million testcases take expat's handlers five seconds. A testcase that was read before, with other times in the file of
+another rank, is *known*. Consecutive known testcases are replaced by one element for expat, which still checks that the
+document is well-formed, and where a testcase is: one inside the text of a failure does not count.
 Text that is not exactly in pytest's form is left to expat.
 """
 
@@ -44,9 +44,9 @@ _CASE: Final = re.compile(f'{_begin(_TEXT)}\0(?:{_PASS}|\0" ?/>|\0"(><(?s:.)*>))
 
 _HIDING: Final = re.compile(rb"<[!?]")  # comments and similar: a testcase inside them does not count
 _ENCODINGS: Final = frozenset({"ascii", "us-ascii", "utf-8"})
-_MOST_BYTES: Final = 16 << 20
-_MOST_KEPT: Final = 1 << 20  # from one job to the next
-_MOST_SEEN: Final = 1 << 16
+_BYTES_LIMIT: Final = 16 << 20
+_KEPT_LIMIT: Final = 1 << 20  # from one job to the next
+_SEEN_LIMIT: Final = 1 << 16
 
 
 class Case(NamedTuple):
@@ -73,7 +73,7 @@ class KnownCases:
 
     def end_job(self) -> None:
         """Forget the testcases if they take much memory: they are needed while the files of one job are read."""
-        if self._bytes > _MOST_KEPT:
+        if self._bytes > _KEPT_LIMIT:
             self._forget()
 
     def _forget(self) -> None:
@@ -96,7 +96,7 @@ class KnownCases:
             if inside is None:
                 return None
             nodeid, details = inside
-        if self._bytes + len(text) > _MOST_BYTES:
+        if self._bytes + len(text) > _BYTES_LIMIT:
             self._forget()
         self._bytes += len(text)
         self._known[text] = case = Case(Key(intern(classname), name, nodeid), int(size or 0), details)
@@ -107,7 +107,7 @@ class KnownCases:
         seen = hash(rest)
         if seen in self._seen:
             return self._parse(rest)
-        if len(self._seen) >= _MOST_SEEN:
+        if len(self._seen) >= _SEEN_LIMIT:
             self._seen.clear()
         self._seen.add(seen)
         return None

@@ -1,4 +1,4 @@
-"""Writes report.json, the judged run for programs, job by job.
+"""Writes report.json, the verdicts of a run in a form for programs, job by job.
 
 The file has one object. Each suite has its ``tests`` in the order of the report; texts and output are in ``junit.xml``.
 A later version may add keys, but it removes keys only if it increments ``schema``.

@@ -1,4 +1,4 @@
-"""Reads files, folders and JSON of unknown origin: bounded, never blocking, typed."""
+"""Reads files, folders and JSON of unknown origin, without blocking and with checked types and numbers."""
 
 import errno
 import os

@@ -135,7 +135,7 @@ def require_world_size(minimum: int) -> Requirement:
     def check() -> None:
         world_size = RankEnvironment.read().world_size
         if world_size < minimum:
-            skip(SkipCode.SMALL_WORLD_SIZE, f"{world_size} of at least {minimum} ranks")
+            skip(SkipCode.SMALL_WORLD_SIZE, f"world size {world_size}, at least {minimum} needed")
 
     return Requirement(check)
 

@@ -121,7 +121,7 @@ def test_classes_and_test_cases_are_skipped_under_any_pytest(pytester, cell, opt
     pytester.makepyfile(test_suite=CLASSES)
     result = pytester.runpytest_inprocess("-rs", *options)
     result.assert_outcomes(skipped=4, passed=1)
-    result.stdout.fnmatch_lines(["SKIPPED * the world is too small for this test: 1 of at least 2 ranks"])
+    result.stdout.fnmatch_lines(["SKIPPED * the world is too small for this test: world size 1, at least 2 needed"])
 
 
 @pytest.mark.parametrize("base", ["", "unittest.TestCase"])
@@ -174,7 +174,7 @@ def test_a_plain_pytest_reports_the_reason_at_the_test(pytester, cell, options):
     pytester.makepyfile(test_suite=SUITE)
     result = pytester.runpytest_inprocess("-rs", *options)
     result.assert_outcomes(skipped=3)
-    result.stdout.fnmatch_lines(["SKIPPED [[]1] test_suite.py:3: the world is too small for this test: 1 of*"])
+    result.stdout.fnmatch_lines(["SKIPPED [[]1] test_suite.py:3: the world is too small for this test: world size 1*"])
 
 
 def test_the_plugin_skips_a_decorated_test_before_its_fixtures_are_set_up(pytester, cell):

@@ -11,7 +11,7 @@ def test_a_world_below_the_minimum_is_skipped(cell, skip_of):
 
 def test_a_plain_pytest_is_a_world_of_one(cell, skip_of):
     cell()
-    assert "1 of at least 2 ranks" in skip_of(world_skips.skip_if_small_world_size(2)).msg
+    assert "world size 1, at least 2 needed" in skip_of(world_skips.skip_if_small_world_size(2)).msg
 
 
 @pytest.mark.parametrize(("world_size", "skipped"), [(1, True), (2, False), (3, True), (4, False)])

@@ -1,7 +1,9 @@
 """``[slurm] container``: the Python, the srun options and the mounts of a job in a container.
 
-With Charliecloud, Apptainer and Docker, each node's supervisor starts its agent in a container. pyxis is a plug-in of
-srun, so there the supervisor runs in the container as well, at the same paths as outside.
+Here, a supervisor is the process that starts and watches the agent on a node (``agent/node_supervisor.py``); the agent
+has a supervisor of its own, for its ranks. With Charliecloud, Apptainer and Docker, the node's supervisor starts the
+agent in a container. pyxis is a plug-in of srun, so there the supervisor runs in the container as well, at the same
+paths as outside.
 """
 
 import sys

@@ -63,7 +63,10 @@ class BaselineCheck:
         """An error for each suite in the baseline that no job has run; for results without a plan."""
         for cell, suite in ((cell, suite) for cell, suites in self._baseline.items() for suite in suites):
             if (cell, suite) not in self._executed:
-                text = "The baseline has this suite, but the results do not.\nIf it is gone for good, remove it there."
+                text = (
+                    "The baseline has this suite, but the results do not.\n"
+                    "If the suite was removed, remove it from the baseline."
+                )
                 yield CellSuite(cell=cell, suite=suite, tests=(job_error("baseline", text),))
 
 

@@ -24,7 +24,7 @@ Of jobs:
    an interrupt, 5 for a suite without tests, and 3 for everything else. Tests that did not run because of a stop, a
    time limit, an interrupt or a failed collection are skipped as *not run*.
 7. Planned jobs. A planned job without results is an error (exit code 3). So is a missing shard if another shard of its
-   suite has results, unless the merged folder's own plan leaves it out.
+   suite has results, unless the plan in the merged folder leaves it out.
 8. Trust. Results count only in the job and the run that they belong to. Results of another run or job are an error
    (exit code 3). The same goes for a file that cannot be read or was changed, two different files of one rank, a rank
    outside the world size and a journal without an end. It also goes for a missing attempt, shards that were divided

@@ -89,7 +89,7 @@ def run_baseline(repetitions: Repetitions, stress: Stress, program: Program, job
             command = torch_command(nodeid, options)
             tests[nodeid] = _Baseline(command=command, limit=options.limit.seconds + _START, most=most)
         else:
-            repetitions.set_baseline(nodeid, 0, 0, "its ranks are those of the job")
+            repetitions.set_baseline(nodeid, 0, 0, "it does not start its own ranks")
     until, variables = time.monotonic() + (stress.seconds or math.inf), _variables(job.config)
     try:
         while left := [test for test in tests.values() if not test.is_done]:
