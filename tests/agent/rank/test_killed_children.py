@@ -36,17 +36,17 @@ HELPERS = """
         except ValueError:
             raise SystemExit(86)  # one of torch's skips
 
-    def fail_later():
-        time.sleep(0.5)
+    def fail_later(released):
+        released.wait()
         raise ValueError("late")
 
-    def crash_later():
-        time.sleep(0.5)
+    def crash_later(released):
+        released.wait()
         crash()
 
-    def leave_late_when_asked():
+    def leave_late_when_asked(released):
         def asked(*_):
-            time.sleep(0.5)
+            released.wait()
             leave()
         signal.signal(signal.SIGTERM, asked)
         time.sleep(600)
@@ -105,6 +105,18 @@ SUITE = """
 
     def has_ended(pid):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    # A process that one test starts and that acts when a later test releases it.
+    class Left:
+        def __init__(self, act):
+            context = multiprocessing.get_context("fork")
+            self.released = context.Event()
+            self.process = context.Process(target=act, args=(self.released,))
+            self.process.start()
+
+        def act(self):
+            self.released.set()
+            has_ended(self.process.pid)
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_joined(method):
@@ -174,15 +186,15 @@ SUITE = """
 
     @pytest.fixture(scope="module")
     def server():
-        process = started("fork", helpers.fail_later)
-        yield process
-        process.join()
+        left = Left(helpers.fail_later)
+        yield left
+        left.process.join()
 
     def test_server_works(server):
         pass
 
     def test_server_fails(server):
-        has_ended(server.pid)
+        server.act()
 
     def test_killed_by_another_program():
         process = started("fork", helpers.wait)
@@ -336,26 +348,26 @@ SUITE = """
         assert False
 
     def test_leaves_one_that_crashes():
-        server.left = started("fork", helpers.crash_later)
+        server.left = Left(helpers.crash_later)
 
     def test_next():
-        has_ended(server.left.pid)
+        server.left.act()
 
     def test_leaves_one_that_fails():
-        server.left = started("fork", helpers.fail_later)
+        server.left = Left(helpers.fail_later)
 
     def test_next_fails():
-        has_ended(server.left.pid)
+        server.left.act()
         started("fork", helpers.leave).join()
         assert False
 
     def test_leaves_one_that_it_stops():
-        server.left = started("fork", helpers.leave_late_when_asked)
+        server.left = Left(helpers.leave_late_when_asked)
         time.sleep(0.3)
-        server.left.terminate()
+        server.left.process.terminate()
 
     def test_after_one_that_was_stopped():
-        has_ended(server.left.pid)
+        server.left.act()
 
     def test_of_a_program():
         code = "import sys; sys.path.insert(0, sys.argv[1]); import helpers; helpers.fail()"
@@ -421,7 +433,8 @@ PASSED = "and the test passed (on ranks 0 and 1)"
 
 @pytest.fixture(scope="module")
 def suite(run_once):
-    return run_once("killed_children", {"helpers.py": HELPERS, "test_it.py": SUITE}, isolation="job")
+    files = {"helpers.py": HELPERS, "test_it.py": SUITE}
+    return run_once("killed_children", files, isolation="job", limits={"peer_grace": 20.0})
 
 
 def notices(agent, test):
