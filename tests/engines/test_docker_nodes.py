@@ -365,7 +365,7 @@ def test_results_that_one_container_does_not_give_another_one_gives(both, collec
 
 
 def test_results_are_lost_if_all_containers_have_ended(both, collect, tmp_path):
-    with pytest.raises(EngineError, match=r"The container of node 0 of .* did, and its files are lost"):
+    with pytest.raises(EngineError, match=r"The container of node 0 of .* ended unexpectedly, and its files are lost"):
         collect(both())
     assert home(tmp_path) == {}
 
