@@ -91,9 +91,9 @@ class ImagePython:
 def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], progress: Progress) -> Base:
     """Find or pull the base image.
 
-    Images in the daemon take precedence over registries. Only the default base can be overridden. The order is then
-    ``ALLRANKS_BASE_IMAGE``, the default base in the daemon, the image of ``scripts/base-image``, and a pull, so that
-    after that script no run waits for an unreachable registry.
+    Images in the daemon take precedence over registries. Only the default base can be overridden: with
+    ``ALLRANKS_BASE_IMAGE``, that image is found or pulled. Otherwise the order is the default base in the daemon, the
+    image of ``scripts/base-image``, and a pull, so that after that script no run waits for an unreachable registry.
     """
     chosen, reason = _chosen(name, environ)
     if image := find(client, chosen):

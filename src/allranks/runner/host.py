@@ -36,7 +36,7 @@ class Host:
     other_engines: tuple[Engine, ...] = ()  # other engines whose dead runs may still use the GPUs
 
     def evict(self, gpus: Sequence[str]) -> None:
-        """Remove everything else that uses GPUs that have just been leased.
+        """Remove jobs of dead runs that still use GPUs that have just been leased.
 
         Raises:
             EngineError: The engine cannot find out what uses them.
