@@ -97,7 +97,7 @@ def _unfinished(client: APIClient) -> dict[str, list[Listed]]:
     """The images and containers of unfinished builds, by label."""
     label = {"label": LABEL}
     found = (*client.images(filters={**label, "dangling": True}), *client.containers(all=True, filters=label))
-    # The label is empty in prebuilt images, and in their containers.
+    # The label is empty in the images of finished builds, and in their containers.
     return by_key((builder, listed) for listed in found if (builder := labels_of(listed).get(LABEL)))
 
 
