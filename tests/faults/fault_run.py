@@ -32,7 +32,7 @@ from allranks.images.docker_client import connect
 from allranks.protocol.records import JOURNAL, Imported, NodeLost, Record, Went, decode
 
 SLACK = 4.0
-"""Seconds that a busy machine may add to any fault."""
+"""Seconds that any fault may take beyond its declared time, in addition to those that the job took to start."""
 
 SPOOL = "spool"
 """The folder of the jobs of a cluster, among the run's temporary files."""
@@ -107,6 +107,7 @@ class Seen:
         seconds: From the job's go (or the end of torch's import, if it did not get that far) to its record; None
             without a record. A daemon may take half a minute to kill a container, and as long to remove it, so the time
             before a strike does not count, and a job that lost a node ends with its agent's last record.
+        start: Seconds from the start of the job to its go: torch's import, which shows how busy the machine is.
         collected: Names of the tests that the job's record lists.
         size: Bytes of all results of the run.
         left: Processes, containers, folders and locks that are left behind.
@@ -115,6 +116,7 @@ class Seen:
 
     exit_code: int
     seconds: float | None
+    start: float
     cases: tuple[Case, ...]
     collected: tuple[str, ...]
     size: int
@@ -256,11 +258,13 @@ def _left(run_id: str, engine: str, temporary: Path) -> Iterator[str]:
 def _seen(folder: Path, exit_code: int, left: tuple[str, ...], output: str, struck: Sequence[float]) -> Seen:
     attempt = next(folder.glob("cells/*/faulty/attempt-1"), folder)
     record = json.loads((attempt / "job.json").read_text()) if (attempt / "job.json").exists() else {}
+    started, began, ended = _times(attempt, record) if record else (0.0, 0.0, 0.0)
     report = folder / "junit.xml"
     suites = JUnitXml.fromfile(str(report)) if report.exists() else ()
     return Seen(
         exit_code=exit_code,
-        seconds=_seconds(attempt, record, struck),
+        seconds=ended - max([began, *struck]) if record else None,
+        start=began - started,
         cases=tuple(_case(case) for suite in suites for case in suite),
         collected=tuple(nodeid.rpartition("::")[2] for nodeid in record.get("collected") or ()),
         size=sum(path.lstat().st_size for path in folder.rglob("*")),
@@ -270,14 +274,13 @@ def _seen(folder: Path, exit_code: int, left: tuple[str, ...], output: str, stru
     )
 
 
-def _seconds(attempt: Path, record: dict[str, Any], struck: Sequence[float]) -> float | None:
-    if not record:
-        return None
+def _times(attempt: Path, record: dict[str, Any]) -> tuple[float, float, float]:
+    """When the job started, got its go (or else had imported torch, or else started), and ended."""
     records = records_of(attempt / JOURNAL)
-    times = {type(record): record.at for record in reversed(records)}
-    ended = records[-1].at if NodeLost in times else record["finished"]
-    began = times.get(Went, times.get(Imported, record["started"]))
-    return float(ended - max([began, *struck]))
+    first = {type(each): each.at for each in reversed(records)}
+    started, finished = record["started"], record["finished"]
+    ended = records[-1].at if NodeLost in first else finished
+    return started, first.get(Went, first.get(Imported, started)), ended
 
 
 def records_of(journal: Path) -> list[Record]:
@@ -325,8 +328,9 @@ def _of_run(fault: Fault, seen: Seen) -> Iterator[str]:
         yield f"exit code {seen.exit_code}, not {_any(fault.exit_code)}"
     if seen.seconds is None:
         yield "there is no record of the job"
-    elif seen.seconds > fault.seconds + SLACK:
-        yield f"it took {seen.seconds:.1f} s, more than {fault.seconds:g} s and {SLACK:g} s of slack"
+    elif seen.seconds > fault.seconds + SLACK + seen.start:
+        slack = f"{SLACK:g} s of slack, and the {seen.start:.1f} s of its start"
+        yield f"it took {seen.seconds:.1f} s, more than {fault.seconds:g} s, {slack}"
     if seen.size > SIZE:
         yield f"its results take {seen.size >> 20} MiB, more than {SIZE >> 20}"
     left = (item for item in seen.left if not any(part in item for part in fault.leaves))

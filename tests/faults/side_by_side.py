@@ -16,7 +16,7 @@ WIDTH = (os.cpu_count() or 1) + 1
 """Short runs at a time: their agents mostly import torch, and must not delay each other beyond the slack."""
 
 LONG = 15.0
-"""Seconds from which a run is long: it mostly waits, so just as many run in addition to the short ones."""
+"""Seconds from which a run is long: it mostly waits, so twice as many run, in addition to the short ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class SideBySide:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._long = ThreadPoolExecutor(WIDTH)
+        self._long = ThreadPoolExecutor(2 * WIDTH)
         self._short = ThreadPoolExecutor(WIDTH)
         self._one = ThreadPoolExecutor(1)
 
