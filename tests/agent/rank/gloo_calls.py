@@ -18,8 +18,10 @@ import warnings
 from datetime import timedelta
 
 import torch
+import torch._dynamo  # once, before the forks: functional collectives and DistributedDataParallel import it
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.fsdp
 from torch.distributed import all_reduce as imported_before
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
