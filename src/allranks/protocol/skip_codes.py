@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from allranks.protocol.outcomes import SkipKind
 
@@ -128,8 +129,7 @@ def gpus_needed(status: int) -> int | None:
 def reason_of_exit(status: int) -> str | None:
     """Why a rank that ended with this exit status skipped; None if the status does not mean a skip.
 
-    The text comes from the installed torch's table if it has the code. Reading that table takes 30 ms, at the first
-    exit status above 0.
+    The text comes from the installed torch's table if it has the code.
 
     Args:
         status: As :func:`os.waitstatus_to_exitcode` returns it (negative: a signal), or the argument of ``sys.exit``.
@@ -231,14 +231,18 @@ def _table_file() -> Path:
     return Path(spec.origin).parent / "testing" / "_internal" / "common_distributed.py"
 
 
+_TABLE: Final = re.compile(r"^TEST_SKIPS\b.*?^}", re.DOTALL | re.MULTILINE)
+
+
 def parse_skips(source: str) -> Iterator[TorchSkip]:
     """The entries of ``TEST_SKIPS`` in the source of torch's module that are plain literals."""
+    table = _TABLE.search(source)  # to parse the whole source would take 30 ms
     try:
-        statements = ast.parse(source).body
+        statements = ast.parse(table[0] if table else "").body
     except (SyntaxError, ValueError):
         return
-    for table in filter(None, map(_table_of, statements)):
-        for name, entry in zip(table.keys, table.values, strict=True):
+    for entries in filter(None, map(_table_of, statements)):
+        for name, entry in zip(entries.keys, entries.values, strict=True):
             yield from _read_entry(name, entry)
 
 
