@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.report.results import (
-    ABSENT,
+    NO_ARRIVAL,
     SEVERITY,
     Arrivals,
     Durations,
@@ -110,7 +110,7 @@ def test_a_column_of_seconds_changes_none_of_them(some, others, last):
     assert list(column) == [column[place] for place in range(len(column))] == [*some, *others, last]
 
 
-@given(st.lists(st.lists(st.just(ABSENT) | st.floats(BEGAN, BEGAN + 3.9), max_size=6), max_size=4))
+@given(st.lists(st.lists(st.just(NO_ARRIVAL) | st.floats(BEGAN, BEGAN + 3.9), max_size=6), max_size=4))
 def test_times_of_arrival_on_ranks_in_lockstep_are_exact(ranks):
     first = array("d")
     for arrivals in ranks:

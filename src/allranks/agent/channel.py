@@ -38,7 +38,7 @@ class RunTest:
     """Run a test."""
 
     index: int  # of the test in the collection
-    nodeid: str  # a rank whose test at that index has another node id reports an error
+    nodeid: str  # of that test; a rank that collected another one there reports an error
     following: int | None  # index of the gang's next test; None for the last
     seed: int = 0  # of all ranks
     instructions: str = ""  # from the plug-in that repeats the test, for its part in the ranks

@@ -112,7 +112,7 @@ def gigabytes(size: float) -> str:
 _KEPT_LINES = 15
 _LONGEST_LINE = 200
 _NOISE = (" --->", "Removing intermediate container")
-_REMEDY = "Correct [images] of matrix.toml, as the last line suggests, then run again."
+_REMEDY = "Correct [images] of matrix.toml, as the last line of the build suggests, then run again."
 _DISK_REMEDY = (
     "Free space where the daemon stores its images: `allranks clean --images` removes those of allranks that "
     "were not used lately, and docker system df shows the rest."

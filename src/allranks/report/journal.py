@@ -33,7 +33,7 @@ from allranks.protocol.records import (
 from allranks.protocol.typed_json import RecordError
 from allranks.protocol.xml_text import cut, legal, readable, split_nodeid, xml_id
 from allranks.report.rank_timeline import TimelineReader
-from allranks.report.results import ABSENT, Arrivals, Durations, Key, RankFile, RankResult
+from allranks.report.results import NO_ARRIVAL, Arrivals, Durations, Key, RankFile, RankResult
 from allranks.report.untrusted import duration, open_regular, other_schema
 
 _T = TypeVar("_T")
@@ -110,7 +110,7 @@ class _RankColumn:
         else:
             result = replace(_missing(key, rank), outcome=Outcome.PASSED, at=at, message="", text="")
         self.reruns.setdefault(index, []).append(result)
-        self.set(index, 0.0, ABSENT)
+        self.set(index, 0.0, NO_ARRIVAL)
         self.has_result[index] = False
 
     def add_end(self, index: int, ended: RankEnded) -> None:

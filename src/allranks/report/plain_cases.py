@@ -14,7 +14,7 @@ from sys import intern
 from typing import Final, NamedTuple
 
 from allranks.report.case_details import CaseDetails
-from allranks.report.results import ABSENT, Key
+from allranks.report.results import NO_ARRIVAL, Key
 
 
 def _begin(text: str) -> str:
@@ -118,7 +118,7 @@ class CaseRun(NamedTuple):
 
     cases: Sequence[Case]
     seconds: Sequence[float]
-    at: Sequence[float]  # times of arrival; :data:`~allranks.report.results.ABSENT` if not stated
+    at: Sequence[float]  # times of arrival; :data:`~allranks.report.results.NO_ARRIVAL` if not stated
 
 
 class PlainCases:
@@ -158,7 +158,7 @@ class PlainCases:
         for index, cases in _known_runs(list(map(self._known.read, begins, middles, rests))):
             start, end = (1 + _PARTS * number for number in (index, index + len(cases)))
             seconds, arrivals = fragments[start + 1 : end : _PARTS], fragments[start + 3 : end : _PARTS]
-            run = CaseRun(cases, list(map(float, seconds)), [float(at) if at else ABSENT for at in arrivals])
+            run = CaseRun(cases, list(map(float, seconds)), [float(at) if at else NO_ARRIVAL for at in arrivals])
             yield from filter(None, fragments[done:start])
             yield self._element(run, b"".join(fragments[start + 4 : end : _PARTS]).count(b"\n"))
             done = end

@@ -17,7 +17,7 @@ from allranks.report.case_details import CaseDetails
 from allranks.report.folder import ResultFile, rejection
 from allranks.report.junit_reader import JUnitReader, UnreadableError
 from allranks.report.plain_cases import CaseRun, KnownCases, PlainCases
-from allranks.report.results import ABSENT, Arrivals, Durations, Key, RankFile, fold
+from allranks.report.results import NO_ARRIVAL, Arrivals, Durations, Key, RankFile, fold
 from allranks.report.untrusted import number, whole_number
 from allranks.report.vocabulary import UnknownError
 
@@ -81,7 +81,7 @@ class _Columns(JUnitReader):
         if self._keys is not None or self._known[index : index + len(keys)] != keys:
             for number, key in enumerate(keys, index):
                 self._add_key(number, key)
-        if run.at.count(ABSENT) < len(run.at):
+        if run.at.count(NO_ARRIVAL) < len(run.at):
             self.at.resize(index)
             self.at.extend(run.at)
             _fill(self.world_sizes, index).extend([case.world_size for case in run.cases])

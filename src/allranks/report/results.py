@@ -195,7 +195,7 @@ def own_failures(ranks: Iterable[RankResult]) -> frozenset[int]:
     return frozenset(rank.rank for rank in own or [rank for rank in bad if rank.outcome is Outcome.MISSING])
 
 
-ABSENT: Final = -math.inf
+NO_ARRIVAL: Final = -math.inf
 """The placeholder for an unknown time of arrival."""
 
 _MICROS: Final = 1e6
@@ -250,7 +250,7 @@ class Durations:
 
 @dataclass(slots=True)
 class Arrivals:
-    """When the outcomes of tests arrived from one rank; :data:`ABSENT` if unknown.
+    """When the outcomes of tests arrived from one rank; :data:`NO_ARRIVAL` if unknown.
 
     Four bytes each, for the difference from the first rank of the job: exact up to four seconds, and to seven digits
     beyond. The times of failures, which are compared to the microsecond, are in :attr:`RankFile.details`.
@@ -262,7 +262,7 @@ class Arrivals:
     def resize(self, count: int) -> None:
         """Cut or extend the column to this many tests; the times of additional ones are unknown."""
         self.first.extend(repeat(_UNKNOWN, count - len(self.first)))
-        self._later.extend(repeat(ABSENT, count - len(self._later)))
+        self._later.extend(repeat(NO_ARRIVAL, count - len(self._later)))
         del self._later[count:]
 
     def extend(self, arrivals: Sequence[float]) -> None:
@@ -270,7 +270,9 @@ class Arrivals:
         end = start + len(arrivals)
         self.first.extend(repeat(_UNKNOWN, end - len(self.first)))
         if _UNKNOWN in (first := self.first[start:end]):
-            first = array("d", (one or at if at != ABSENT else one for one, at in zip(first, arrivals, strict=True)))
+            first = array(
+                "d", (one if at == NO_ARRIVAL else one or at for one, at in zip(first, arrivals, strict=True))
+            )
             self.first[start:end] = first
         self._later.extend(map(sub, arrivals, first))
 
@@ -281,7 +283,7 @@ class Arrivals:
         return self.first[index] + self._later[index]
 
     def __setitem__(self, index: int, at: float) -> None:
-        if self.first[index] == _UNKNOWN and at != ABSENT:
+        if self.first[index] == _UNKNOWN and at != NO_ARRIVAL:
             self.first[index] = at
         self._later[index] = at - self.first[index]
 
@@ -335,14 +337,14 @@ class RankFile:
         if index in self.details:
             return self.details[index]
         key = self.keys[index]
-        at = self.at[index] if self.at else ABSENT
+        at = self.at[index] if self.at else NO_ARRIVAL
         return RankResult(
             nodeid=key.nodeid,
             classname=key.classname,
             name=key.name,
             rank=self.rank or 0,
             outcome=Outcome.PASSED,
-            at=None if at == ABSENT else at,
+            at=None if at == NO_ARRIVAL else at,
             duration=self.seconds[index],
             world_size=(self.world_sizes[index] or None) if self.world_sizes else None,
         )

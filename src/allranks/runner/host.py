@@ -79,7 +79,7 @@ def choose_host(
         matrix: The matrix of the run.
         say: Prints a message.
         inventory: The GPUs that jobs may lease; None for all of the host's.
-        uses: Closes the engines, and keeps the run's environments until then.
+        uses: Until it ends, the run keeps its environments and its engines stay open.
     """
     inventory = take_inventory() if inventory is None else inventory
     if engine == AUTO and not matrix.images:

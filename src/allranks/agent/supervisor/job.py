@@ -88,6 +88,7 @@ _OK_STATUSES = frozenset({0, 1, 5})
 """pytest's exit statuses for passed, failed, and no tests: the outcomes of the tests decide."""
 
 _LOG_EXCERPT = 8000
+"""Characters of the end of a fork server's log that the error has if the server failed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -145,7 +146,7 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else its import starts a pool, and a thread (torch 2.6)
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        # torch's stores (2.13) look up the name of each peer, even of 127.0.0.1: a lost answer of DNS would cost 5 s.
+        # torch's stores (2.13) look up the name of each peer, even of 127.0.0.1; without DNS, each would take 5 s.
         "RES_OPTIONS": "timeout:1 attempts:2",
         # All processes of a run must iterate over a set of strings in the same order: parameters may come from one.
         "PYTHONHASHSEED": str(config.seed & 0xFFFFFFFF),

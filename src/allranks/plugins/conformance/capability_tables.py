@@ -81,7 +81,7 @@ def _headings(table: CapabilityTable) -> list[str]:
 
 
 def as_text(tables: Mapping[str, CapabilityTable]) -> str:
-    """The tables, each followed by its bad cells."""
+    """The tables, each followed by its bad entries."""
     return "\n\n".join("\n".join(_text(backend, table)) for backend, table in sorted(tables.items()))
 
 
@@ -100,7 +100,7 @@ def _text(backend: str, table: CapabilityTable) -> Iterator[str]:
         yield f"{cell.state.value}: {_clean(key.name)} (in {where}): {_clean(first.message)}"
         yield f"    {_clean(first.nodeid)}"
     if len(bad) > _SHOWN:
-        yield f"and {len(bad) - _SHOWN} more cells, in {NAME}.json"
+        yield f"and {len(bad) - _SHOWN} more entries, in {NAME}.json"
 
 
 def _line(label: str, cells: Sequence[str], width: int, widths: Sequence[int]) -> str:
