@@ -85,6 +85,7 @@ def test_a_test_whose_service_is_missing_is_skipped_and_names_it(run):
     assert code == 0
 
 
+@pytest.mark.thorough
 def test_a_test_whose_service_is_missing_fails_where_it_is_required(run):
     code, output = run(ALLRANKS_REQUIRE="docker zsh")
     assert "1 passed, 1 error" in output
@@ -99,6 +100,7 @@ def test_a_requirement_that_is_no_service_is_a_usage_error(run):
     assert code == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("which", "name"), [("integration", "test_a_shell"), ("not integration", "test_anything")])
 def test_the_marker_of_a_service_makes_an_integration_test(run, which, name):
     code, output = run("-m", which, "--collect-only", "-q")

@@ -147,6 +147,7 @@ GANGS = """
 """
 
 
+@pytest.mark.thorough
 def test_the_rank_of_an_orphan_in_its_own_session_is_reported(start_command):
     agent = start_command({"test_gangs.py": GANGS}, isolation="test").go()
     assert agent.wait() == 0, agent.log

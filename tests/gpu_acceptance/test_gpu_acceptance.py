@@ -170,6 +170,7 @@ SABOTAGE = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.alone
 def test_a_check_that_is_broken_is_not_proved(tmp_path, checkout):
     """All at once: each breaks the part that is named, and no other of these."""

@@ -89,11 +89,13 @@ def test_fixed_values_have_the_same_digest_in_every_process(of_two_processes):
     assert one == other
 
 
+@pytest.mark.thorough
 def test_different_values_have_different_digests(of_two_processes):
     fixed = of_two_processes[0][0]
     assert len(set(fixed.values())) == len(fixed)
 
 
+@pytest.mark.thorough
 def test_values_of_one_process_alone_differ_in_the_variable_part_only(of_two_processes):
     (_, one), (_, other) = of_two_processes
     assert {name for name in one if one[name] != other[name]} == one.keys()

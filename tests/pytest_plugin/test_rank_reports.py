@@ -103,6 +103,7 @@ def test_torchrun_ends_no_rank_before_the_report_is_written(tmp_path, environmen
     assert outcomes(tmp_path / "report.xml")["test_fails_on_rank_1"] == ["failure"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("suite", "codes"),
     quick(

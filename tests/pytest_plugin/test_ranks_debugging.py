@@ -80,6 +80,7 @@ def test_last(): pass
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("commands", "endings", "status"),
     quick(

@@ -186,6 +186,7 @@ def test_errors(broken): pass
 """
 
 
+@pytest.mark.thorough
 def test_failures_have_the_colors_and_the_order_of_pytest(session):
     pytest.importorskip("pygments")
     status, output = session("--ranks=2", "--color=yes", "-k", "fails", test_it=FAILS)
@@ -493,6 +494,7 @@ def test_it(absent): pass
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "text", "words"),
     quick(

@@ -56,6 +56,7 @@ def test_every_job_goes_well(ran):
     assert ran.troubles == (), ran.output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("suite", "test"), [(suite, test) for suite, tests in PART.items() for test in tests])
 def test_a_test_of_torchs_ends_as_under_torchs_own_runner(ran, suite, test):
     record = read_record(installed_torch())

@@ -38,7 +38,8 @@ THREADED = """
         assert parents == [os.getpid()]
         parents.append(os.getpid())
         parents.pop()
-
+"""
+FAILING = f"""{THREADED}
     def test_fails(rank):
         assert rank == 1
 
@@ -71,9 +72,7 @@ def test_a_notice_states_the_module_and_the_thread(threaded):
     assert not threaded.all(CollectionFailed)
 
 
-@pytest.mark.parametrize(
-    "test", ["test_thread_serves", "test_same_process[a b]", "test_same_process[c::d]", "test_new_process"]
-)
+@pytest.mark.parametrize("test", ["test_thread_serves", "test_same_process[a b]", "test_same_process[c::d]"])
 def test_the_ranks_import_the_file_again_and_have_the_thread(threaded, test):
     assert threaded.outcomes(test) == ("passed", "passed"), threaded.cases(0)[test]
 
@@ -82,13 +81,17 @@ def test_the_ranks_of_other_files_are_forks(threaded):
     assert threaded.outcomes("test_forked") == ("passed", "passed")
 
 
-def test_a_failure_replaces_them(threaded):
-    assert threaded.outcomes("test_fails") == ("failed", "passed")
-    assert len(threaded.gangs()) == 3
+@pytest.mark.thorough
+def test_a_failure_replaces_them(run_once):
+    failing = run_once("failing", {"test_threaded.py": FAILING})
+    assert failing.outcomes("test_fails") == ("failed", "passed")
+    assert failing.outcomes("test_new_process") == ("passed", "passed")
+    assert len(failing.gangs()) == 2
 
 
 def test_output_of_the_import_is_not_the_tests_output(threaded):
-    case = threaded.cases(0)["test_fails"]
+    case = threaded.cases(0)["test_thread_serves"]
+    assert "printed by 0" in case.stdout
     assert "collected" not in case.stdout
     assert "test session starts" in threaded.log
 

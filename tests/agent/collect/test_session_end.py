@@ -84,6 +84,7 @@ def test_a_crash_at_the_end_of_the_session_does_not_fail_a_test(start_agent, hoo
     assert {case.outcome for case in job.cases(0).values()} == {"passed"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", quick(1, [*WAYS.values(), "session.exitstatus = STATUS"]))
 def test_a_rank_in_a_new_process_may_exit_at_the_end_of_its_session(start_agent, way):
     way = f"if 'RANK' in os.environ:\n        {way}"
@@ -92,6 +93,7 @@ def test_a_rank_in_a_new_process_may_exit_at_the_end_of_its_session(start_agent,
     assert job.outcomes("test_passes") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("way", "message"),
     quick(

@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 COMMON = """
     import inspect, os
     import pytest, torch.distributed as dist
@@ -232,7 +234,6 @@ def test_no_world_size_runs_after_one_that_failed(deepspeed):
     assert ends == [("failed", 2)] * 2
 
 
-@pytest.mark.thorough
 def test_a_plain_pytest_has_the_same_outcomes(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(textwrap.dedent(text))

@@ -59,6 +59,7 @@ INNOCENT = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("call", quick(1, INNOCENT))
 def test_calls_that_match_or_raised_as_expected_are_no_error(run_agent, call):
     agent = run_agent({"test_kept.py": HEAD.format(call)})

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 FILES = {
     "test_class.py": """
         import ctypes, os, sys, time, unittest

@@ -196,6 +196,7 @@ def test_coverage_is_switched_off_as_ever(run_with):
     assert not (agent.results / "coverage").exists()
 
 
+@pytest.mark.thorough
 def test_without_pytest_cov_nothing_is_left(run_with):
     agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK})
     assert not (agent.results / "coverage").exists()

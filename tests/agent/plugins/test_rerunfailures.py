@@ -48,6 +48,7 @@ def test_a_test_runs_again_on_all_ranks_until_it_passes(run_with):
     assert times(agent, "test_after") == [1]
 
 
+@pytest.mark.thorough
 def test_a_test_that_stays_bad_is_bad(run_with):
     agent = run_with(RERUN, {"test_a.py": "def test_bad(): assert 0"}, "--reruns=2", "--reruns-delay=0.01")
     assert times(agent, "test_bad") == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""The contract of engines, on a real SLURM cluster of isolated nodes; `nox -s slurm` does all of it."""
+"""The contract of engines, on a real SLURM cluster of isolated nodes."""
 
 import sys
 
@@ -10,7 +10,7 @@ from allranks.engines.package import copied_package
 from allranks.plugins.slurm.engine import SlurmEngine
 from allranks.plugins.slurm.settings import Slurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
+pytestmark = pytest.mark.slurm
 
 
 class TestOnACluster(EngineContract):

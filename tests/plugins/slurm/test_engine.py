@@ -57,6 +57,7 @@ def environment():
     return JobEnvironment(python=sys.executable)
 
 
+@pytest.mark.thorough
 class TestSlurm(EngineContract):
     @pytest.fixture(autouse=True)
     def nothing_is_left(self, tmp_path):
