@@ -81,19 +81,23 @@ def test_the_ranks_of_other_files_are_forks(threaded):
     assert threaded.outcomes("test_forked") == ("passed", "passed")
 
 
+@pytest.fixture(scope="module")
+def failing(run_once):
+    return run_once("failing", {"test_threaded.py": FAILING})
+
+
 @pytest.mark.thorough
-def test_a_failure_replaces_them(run_once):
-    failing = run_once("failing", {"test_threaded.py": FAILING})
+def test_a_failure_replaces_them(failing):
     assert failing.outcomes("test_fails") == ("failed", "passed")
     assert failing.outcomes("test_new_process") == ("passed", "passed")
     assert len(failing.gangs()) == 2
 
 
-def test_output_of_the_import_is_not_the_tests_output(threaded):
-    case = threaded.cases(0)["test_thread_serves"]
-    assert "printed by 0" in case.stdout
+@pytest.mark.thorough
+def test_output_of_the_import_is_not_the_tests_output(failing):
+    case = failing.cases(0)["test_fails"]
     assert "collected" not in case.stdout
-    assert "test session starts" in threaded.log
+    assert "test session starts" in failing.log
 
 
 POOL = """

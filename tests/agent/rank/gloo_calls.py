@@ -18,10 +18,8 @@ import warnings
 from datetime import timedelta
 
 import torch
-import torch._dynamo  # once, before the forks: functional collectives and DistributedDataParallel import it
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-import torch.distributed.fsdp
 from torch.distributed import all_reduce as imported_before
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -506,6 +504,10 @@ def a_collective_in_a_subgroup(rank):
 
 def main():
     """Print the counts of each rank as JSON, by the name of the calls and by rank."""
+    # Once, before the forks: functional collectives and DistributedDataParallel import it.
+    import torch._dynamo
+    import torch.distributed.fsdp  # noqa: F401
+
     together = {name: call for name, call in RIGHT.items() if name not in ALONE}
     apart = {name: call for name, call in {**RIGHT, **DOUBTFUL, **WRONG}.items() if name not in together}
     gangs = [together, *({name: call} for name, call in apart.items())]
