@@ -398,9 +398,9 @@ def _axes(found: Repository) -> list[str]:
         lines.append(_line("world_size", [1, 2], "numbers of ranks"))
         lines.append(_line("gpu_count", [0, *gpus], "numbers of GPUs"))
         return [*lines, "", *_GPU_RULES]
-    lines.append(_line("backend", ["gloo"], 'the backends of the process group: also "nccl"'))
+    lines.append(_line("backend", ["gloo"], 'the backends of the process group; "nccl" is another'))
     lines.append(_line("world_size", [1, 2], "numbers of ranks"))
-    return [*lines, "# For NCCL on GPUs, add it to the backends, and:", *(f"# {line}".rstrip() for line in _MORE_GPUS)]
+    return [*lines, '# For NCCL on GPUs, add "nccl" to backend, and:', *(f"# {line}".rstrip() for line in _MORE_GPUS)]
 
 
 _GPU_RULES = (

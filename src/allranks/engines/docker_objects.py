@@ -107,7 +107,7 @@ class DaemonObjects:
 
     def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
         request = network_request(spec, self._owner)
-        # Interrupted by a signal, the daemon would still create the network, and nothing would remove it.
+        # If a signal interrupted the request, the daemon would still create the network, and nothing would remove it.
         with as_engine_error(f"The network of {spec.job_id} could not be created."), block_signals():
             with _undo_on_lost_connection(partial(self._client.remove_network, request["name"])):
                 network = self._client.create_network(**request)
@@ -134,7 +134,7 @@ class DaemonObjects:
         self._client.remove_container(container, v=True, force=True)
 
     def evict(self, gpus: Sequence[str]) -> None:
-        """Remove the containers of dead runs that have one of these GPUs: a container cannot hold a lease."""
+        """Remove containers of dead runs that still use one of these GPUs, whose lease ended with their run."""
         deadline = time.monotonic() + _EVICTED_WITHIN
         while left := self._using(gpus):
             for container in left:

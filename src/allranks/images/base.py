@@ -121,7 +121,7 @@ def _remedy(chosen: str, reason: str) -> str:
     if reason:
         return f"Correct {VARIABLE}, or unset it."
     if chosen != DEFAULT:
-        return 'Correct base of [images.NAME] in the matrix file, or set it to an image on this host (base = "...").'
+        return "Correct `base` of [images.NAME] in the matrix file; an image on this host will do."
     return (
         f"Without a registry, {_SCRIPT} makes {LOCAL} from Debian packages. Or use another image on this host: "
         f'set base = "..." in [images.NAME] for all hosts, or {VARIABLE} for this host.'

@@ -113,7 +113,7 @@ def headline(text: str) -> str:
 
 
 def _last_error(lines: Iterable[str]) -> Sequence[str]:
-    """The first line of the last exception of the chain in whose first traceback these lines begin."""
+    """The first line of the last exception in a chain of tracebacks; the lines begin inside the first of them."""
     found: list[str] = []
     is_chained = True
     for line in lines:

@@ -378,10 +378,10 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
 
 
 def read_journal(path: Path) -> list[RankFile]:
-    """Read the results of each rank, by rank.
+    """Read the results of all ranks, in the order of ranks.
 
-    Never raises for the content of the file: if it cannot be read any further, a last file without a rank has the
-    reason, and the records before count. An incomplete last line was being written when the run was killed.
+    The content of the file raises no error. The records up to one that cannot be read count; a last file, without a
+    rank, then has the reason. An incomplete last line is left out: the run was killed while it was written.
     """
     reader = JournalReader(path)
     try:

@@ -1,11 +1,11 @@
 """Compares the counts that suites declare with their testcases.
 
-Writers count differently. The root counts all testcases. A suite counts its own testcases, all below it or, in Node's
-form (with ``disabled`` and ``hostname``), one for each child element. A testcase counts as a failure once, or once for
-each of its ``failure`` elements; the same applies to errors and skips. pytest counts a test with a failed tear-down
-twice, or once although it has two testcases, so the number of tests may differ by the number of errors. pytest does
-not count a try that has a testcase of its own, with ``rerun``. Surefire counts only the last round of tests, or each
-try, so its counts may exceed those of testcases by up to the number of tries.
+Writers count differently. The root counts all testcases. A suite counts its own testcases, or all testcases below it;
+in Node's form (with ``disabled`` and ``hostname``), it counts its child elements. A testcase counts as one failure, or
+as one for each of its ``failure`` elements; the same applies to errors and skips. pytest counts a test with a failed
+tear-down twice, or once although it has two testcases, so the number of tests may differ by the number of errors. It
+does not count a try that has a testcase of its own, with ``rerun``. Surefire counts only the last round of tests, or
+each try, so its counts may exceed those of testcases by up to the number of tries.
 """
 
 from collections import Counter

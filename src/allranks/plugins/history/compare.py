@@ -109,7 +109,7 @@ _WORDS = {
     "flaky": "is flaky in B",
     "other": "fails differently in B",
     "fixed": "is fixed in B",
-    "runs": "runs in B, and was skipped",
+    "runs": "runs in B, was skipped in A",
     "added": "is only in B",
 }
 

@@ -58,7 +58,7 @@ def _launched(options: "Options") -> LaunchedProcess:
         msg = f"--inside runs jobs as processes on the launcher's nodes, and the engine {options.engine} does not."
         raise UsageError(msg, remedy="Use --engine process, or drop --inside.")
     if options.pdb_rank is not None:
-        msg = "--pdb-rank needs this terminal, which the processes of a launcher share."
+        msg = "--pdb-rank needs a terminal for itself, and the processes of a launcher share this one."
         raise UsageError(msg, remedy="Debug it on one machine, without --inside.")
     return process
 

@@ -86,7 +86,7 @@ class PageWriter:
         write_whole(self._path, document(static, self._index.finish(rest), self._details.chunks))
 
     def _blamed_tests(self, evidence: Evidence, blames: dict[Blame, int]) -> dict[str, dict[int, int]]:
-        """By suite and number of the test's name, the number of the predicate that decides its failures."""
+        """The number of the predicate that tells a test's failures from its passes, by suite and number of the name."""
         predicates: dict[str, dict[int, int]] = {}
         for key, blame in evidence.of_tests():
             if (name := self._index.name_number(key.nodeid)) is not None:
@@ -94,7 +94,7 @@ class PageWriter:
         return predicates
 
     def _add_passed(self, job: int, nodeid: str, test: TestVerdict) -> None:
-        # A job's usual ranks are those of its first plain pass: tests with more to report may be exceptions.
+        # The page has a job's usual ranks once, which are those of its first plain pass.
         ranks = compact(test.ranks)
         usual = self._usual.setdefault(job, ranks) if isinstance(test.ranks, PassedRanks) else self._usual.get(job)
         if self._index.has_room(Status.PASSED, nodeid):

@@ -18,7 +18,7 @@ from allranks.agent import linux
 from allranks.plugins.stress.agent.skew import Delay
 
 _CROWD: Final = 4
-"""Busy processes next to a rank on its core: it gets a fifth of it."""
+"""Busy processes on a rank's core, so that the rank gets a fifth of the core."""
 
 _PERIOD, _SHARE = 0.1, 0.2
 """A throttled rank runs for this share of each period, in seconds, as under a quota of its control group (cpu.max)."""
@@ -53,7 +53,7 @@ def disturbing(pids: Mapping[int, int], delays: Collection[Delay]) -> Iterator[N
 def _apply(pids: Mapping[int, int], delay: Delay, over: threading.Event) -> None:
     # The rank may have ended, or the host may be out of processes.
     with suppress(OSError):
-        if delay.kind == "busy":
+        if delay.kind == "busy":  # then the rank is a number of processes
             _keep_busy(delay.rank, delay, over, None)
         elif (pid := pids.get(delay.rank)) is None:
             return
@@ -66,7 +66,7 @@ def _apply(pids: Mapping[int, int], delay: Delay, over: threading.Event) -> None
 
 
 def _stop(pid: int, delay: Delay, over: threading.Event, stopped: float, running: float = 0.0) -> None:
-    """Until the delay is over, alternately stop all threads of a process and let them run for these seconds."""
+    """Stop all threads of a process for `stopped` seconds, let them run for `running` seconds, and so on."""
     pidfd = os.pidfd_open(pid)  # the process may end, and its id may be reused
     try:
         if over.wait(delay.call / 1000):
