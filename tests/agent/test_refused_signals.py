@@ -91,7 +91,7 @@ def inspect_children_of_a_rank(folder, ranks, _child):
             lambda _folder, ranks, _child: ranks[0].signal(signal.SIGTERM),
             lambda _folder, ranks, _child: (ranks[0].freeze(), ranks[0].signal(signal.SIGTERM)),
             lambda _folder, ranks, _child: ranks[0].kill_group(),
-            lambda _folder, ranks, _child: local_ranks._end(ranks[0].pid),
+            lambda _folder, ranks, _child: local_ranks._kill(ranks[0].pid),
             *(in_a_gang(lambda gang, how=how: gang.stop([0], how)) for how in Stop),
             in_a_gang(lambda gang: kill_orphans(gang._orphans, {1: 0}, ())),
             check_a_gpu,

@@ -375,8 +375,8 @@ def test_an_agent_with_the_wrong_token_is_rejected(start_nodes):
     wrong = reserve_rendezvous()
     wrong.held.close()
     job = start_nodes(PASSING, follower=None, limits={"assembly": 3})
-    other = type(wrong)(job.meeting.held, wrong.token)
-    job.add_follower(meeting=other)
+    other = type(wrong)(job.rendezvous.held, wrong.token)
+    job.add_follower(rendezvous=other)
     assert job.follower.wait() == 1
     assert failed_nodes(job.follower) == "The lead agent rejected the connection of this agent."
     assert job.wait() == 1

@@ -136,7 +136,7 @@ def test_a_figure_that_is_too_low_is_told_beside_a_failure(start_with):
     agent = start_with(COV, {**CODE, "test_a.py": tests}, "--cov=measured", "--cov-fail-under=100").go()
     agent.wait()
     assert agent.outcomes("test_each") == ("failed", "failed")
-    assert "83.33 %" in agent.all(AgentFailed)[0].message
+    assert "83.33%" in agent.all(AgentFailed)[0].message
 
 
 @pytest.mark.thorough
