@@ -231,18 +231,18 @@ def _table_file() -> Path:
     return Path(spec.origin).parent / "testing" / "_internal" / "common_distributed.py"
 
 
-_TABLE: Final = re.compile(r"^TEST_SKIPS\b.*?^}", re.DOTALL | re.MULTILINE)
+_STATEMENT: Final = re.compile(r"^TEST_SKIPS\b.*?(?=^[^\s)\]}#]|\Z)", re.DOTALL | re.MULTILINE)
+"""A statement at the top level that begins with the table's name, up to the next statement."""
 
 
 def parse_skips(source: str) -> Iterator[TorchSkip]:
     """The entries of ``TEST_SKIPS`` in the source of torch's module that are plain literals."""
-    table = _TABLE.search(source)  # to parse the whole source would take 30 ms
     try:
-        statements = ast.parse(table[0] if table else "").body
+        statements = ast.parse("".join(_STATEMENT.findall(source))).body  # the whole source would take 30 ms
     except (SyntaxError, ValueError):
         return
-    for entries in filter(None, map(_table_of, statements)):
-        for name, entry in zip(entries.keys, entries.values, strict=True):
+    for table in filter(None, map(_table_of, statements)):
+        for name, entry in zip(table.keys, table.values, strict=True):
             yield from _read_entry(name, entry)
 
 

@@ -36,6 +36,15 @@ TEST_SKIPS["five"] = TestSkip(94, "late")
     assert list(parse_skips(source)) == [TorchSkip("one", 90, "first words"), TorchSkip("four", 93, "fourth")]
 
 
+def test_a_table_may_be_on_one_line_or_have_comments():
+    sources = (
+        'TEST_SKIPS = {"one": TestSkip(90, "words")}\n',
+        'TEST_SKIPS = {\n# first\n    "one": TestSkip(90, "words")}\n',
+    )
+    for source in sources:
+        assert list(parse_skips(f"{source}\n\ndef later(): pass\n")) == [TorchSkip("one", 90, "words")]
+
+
 @pytest.mark.parametrize("source", ["", "TEST_SKIPS = build()", "this is no Python", "nul\0byte"])
 def test_a_source_with_a_different_structure_has_no_skips(source):
     assert list(parse_skips(source)) == []
