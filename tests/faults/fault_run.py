@@ -32,7 +32,7 @@ from allranks.images.docker_client import connect
 from allranks.protocol.records import JOURNAL, Imported, NodeLost, Record, Went, decode
 
 SLACK = 4.0
-"""Seconds that any fault may take beyond its declared time, in addition to those that the job took to start."""
+"""Seconds that any fault may take beyond its declared time, in addition to those of its import of torch."""
 
 SPOOL = "spool"
 """The folder of the jobs of a cluster, among the run's temporary files."""
@@ -107,7 +107,7 @@ class Seen:
         seconds: From the job's go (or the end of torch's import, if it did not get that far) to its record; None
             without a record. A daemon may take half a minute to kill a container, and as long to remove it, so the time
             before a strike does not count, and a job that lost a node ends with its agent's last record.
-        start: Seconds from the start of the job to its go: torch's import, which shows how busy the machine is.
+        importing: The seconds of torch's import, which show how busy the machine is; 0 without one.
         collected: Names of the tests that the job's record lists.
         size: Bytes of all results of the run.
         left: Processes, containers, folders and locks that are left behind.
@@ -116,13 +116,18 @@ class Seen:
 
     exit_code: int
     seconds: float | None
-    start: float
+    importing: float
     cases: tuple[Case, ...]
     collected: tuple[str, ...]
     size: int
     left: tuple[str, ...]
     output: str
     folder: Path
+
+    @property
+    def slack(self) -> float:
+        """Seconds that the run may take beyond what is declared."""
+        return SLACK + self.importing
 
     @property
     def details(self) -> str:
@@ -258,13 +263,13 @@ def _left(run_id: str, engine: str, temporary: Path) -> Iterator[str]:
 def _seen(folder: Path, exit_code: int, left: tuple[str, ...], output: str, struck: Sequence[float]) -> Seen:
     attempt = next(folder.glob("cells/*/faulty/attempt-1"), folder)
     record = json.loads((attempt / "job.json").read_text()) if (attempt / "job.json").exists() else {}
-    started, began, ended = _times(attempt, record) if record else (0.0, 0.0, 0.0)
+    records = records_of(attempt / JOURNAL)
     report = folder / "junit.xml"
     suites = JUnitXml.fromfile(str(report)) if report.exists() else ()
     return Seen(
         exit_code=exit_code,
-        seconds=ended - max([began, *struck]) if record else None,
-        start=began - started,
+        seconds=_seconds(records, record, struck),
+        importing=next((each.seconds for each in records if isinstance(each, Imported)), 0.0),
         cases=tuple(_case(case) for suite in suites for case in suite),
         collected=tuple(nodeid.rpartition("::")[2] for nodeid in record.get("collected") or ()),
         size=sum(path.lstat().st_size for path in folder.rglob("*")),
@@ -274,13 +279,13 @@ def _seen(folder: Path, exit_code: int, left: tuple[str, ...], output: str, stru
     )
 
 
-def _times(attempt: Path, record: dict[str, Any]) -> tuple[float, float, float]:
-    """When the job started, got its go (or else had imported torch, or else started), and ended."""
-    records = records_of(attempt / JOURNAL)
-    first = {type(each): each.at for each in reversed(records)}
-    started, finished = record["started"], record["finished"]
-    ended = records[-1].at if NodeLost in first else finished
-    return started, first.get(Went, first.get(Imported, started)), ended
+def _seconds(records: Sequence[Record], record: dict[str, Any], struck: Sequence[float]) -> float | None:
+    if not record:
+        return None
+    times = {type(each): each.at for each in reversed(records)}
+    ended = records[-1].at if NodeLost in times else record["finished"]
+    began = times.get(Went, times.get(Imported, record["started"]))
+    return float(ended - max([began, *struck]))
 
 
 def records_of(journal: Path) -> list[Record]:
@@ -328,9 +333,8 @@ def _of_run(fault: Fault, seen: Seen) -> Iterator[str]:
         yield f"exit code {seen.exit_code}, not {_any(fault.exit_code)}"
     if seen.seconds is None:
         yield "there is no record of the job"
-    elif seen.seconds > fault.seconds + SLACK + seen.start:
-        slack = f"{SLACK:g} s of slack, and the {seen.start:.1f} s of its start"
-        yield f"it took {seen.seconds:.1f} s, more than {fault.seconds:g} s, {slack}"
+    elif seen.seconds > fault.seconds + seen.slack:
+        yield f"it took {seen.seconds:.1f} s, more than {fault.seconds:g} s and {seen.slack:.1f} s of slack"
     if seen.size > SIZE:
         yield f"its results take {seen.size >> 20} MiB, more than {SIZE >> 20}"
     left = (item for item in seen.left if not any(part in item for part in fault.leaves))

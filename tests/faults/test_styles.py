@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from declaration import LIMITS, Fault, passed
-from fault_run import SLACK, Case, Seen, records_of, run_fault
+from fault_run import Case, Seen, records_of, run_fault
 from starters import STYLES, limit_of
 
 from allranks.protocol.records import JOURNAL, Notice
@@ -111,7 +111,7 @@ def test_the_right_process_leads_with_its_line_in_time(
     case = case_of(seen, name)
     verdict = OTHER_VERDICTS.get((style, fault)) or VERDICTS.get(fault, ("failure", "failed"))
     assert case.verdict == verdict, case
-    assert case.seconds < limit_of(style) + SLACK + seen.start
+    assert case.seconds < limit_of(style) + seen.slack
     first = f"child process (rank 1) {OTHER_ENDS.get((style, fault), ENDS[fault])}"
     if verdict[1] == "timed_out":
         assert f"; {first}" in case.message
@@ -120,7 +120,7 @@ def test_the_right_process_leads_with_its_line_in_time(
         assert case.message.startswith(f"rank 0 {verdict[1]}: {first}")
     if fault == "hang":
         [seconds] = re.findall(re.escape(first) + r"(\S+) s after its start", case.message)
-        assert 0 < float(seconds) < limit_of(style) + SLACK + seen.start
+        assert 0 < float(seconds) < limit_of(style) + seen.slack
     assert "/suite/" not in case.message
     assert "…" not in case.message
 
