@@ -40,7 +40,7 @@ def test_a_workflow_gives_the_address_of_its_repository(hook, monkeypatch):
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/allranks")
     metadata = metadata_of(hook)
     home = "https://git.example/someone/allranks"
-    assert f"]({home}/blob/HEAD/docs/runs.md#selection)" in metadata["readme"]["text"]
+    assert f"[selection and reruns]({home}/blob/HEAD/docs/runs.md#selection)" in metadata["readme"]["text"]
     assert f"]({home}/raw/HEAD/docs/pictures/report.png)" in metadata["readme"]["text"]
     assert metadata["urls"]["Source"] == home
     assert set(metadata["urls"]) == {"Source", "Documentation", "Changelog", "Issues"}

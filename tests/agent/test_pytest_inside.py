@@ -530,7 +530,6 @@ LOCKSTEP = {
             dist.all_gather_object(values, value)
             assert values[0] == values[1], values
 
-        @settings(max_examples=20)
         @given(st.lists(st.integers()), st.text())
         def test_same_examples(numbers, text):
             agree([numbers, text])
@@ -553,7 +552,6 @@ LOCKSTEP = {
             assert number < 100
 
         class TestMethods:
-            @settings(max_examples=20)
             @given(number=st.integers())
             @pytest.mark.parametrize("word", ["a", "b"])
             def test_method(self, word, number):
