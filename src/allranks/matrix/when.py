@@ -272,7 +272,7 @@ def _comparison(left: object, right: object, op: ast.cmpop, literals: list[tuple
         left, symbol, right = right, _MIRRORED.get(symbol, symbol), left
     if symbol in _MIRRORED and type_of_axis[left.name] is str:
         what = f"uses {symbol} on {left.name}, whose values have no order"
-        _reject(what, f"Compare {left.name} with ==, != or in.")
+        _reject(what, f"Compare {left.name} with ==, != or `in`, which need no order.")
     if isinstance(right, Axis):
         if left == right:
             _reject(f"compares {left.name} with itself", "Compare it with a value or with another axis.")
