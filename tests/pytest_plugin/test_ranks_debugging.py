@@ -1,17 +1,13 @@
-"""Debuggers with ``pytest --ranks N``: pdb in one rank, in the terminal of the session, and debugpy."""
+"""Debuggers with ``pytest --ranks N``: pdb in one rank, in the terminal of the session, and editors."""
 
-import itertools
-import json
 import os
 import pty
 import select
-import socket
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
+from editors import Breakpoint, debug_in_pycharm, debug_in_vscode
 from long_lists import quick
 
 SUITE = """
@@ -100,108 +96,25 @@ def test_a_session_continues_or_ends_with_the_debugger(debugged, commands, endin
     assert debugged(FAILING, *steps) == status
 
 
-class Editor:
-    """The client side of the debug adapter protocol, as in VS Code.
-
-    It sets a breakpoint in all processes, reads a variable at each stop, and continues.
-
-    Args:
-        port: Where debugpy listens.
-        file: The file of the breakpoint.
-        line: Its line.
-        name: The variable.
-
-    Attributes:
-        stopped: The process ids of sessions in which the breakpoint has stopped a thread; 0 for the first process.
-        values: The variable at each stop.
-    """
-
-    def __init__(self, port, file, line, name):
-        self.stopped = []
-        self.values = []
-        self._breakpoint = (str(file), line)
-        self._name = name
-        self._attach(port, 0, {"justMyCode": True, "subProcess": True})
-
-    def _attach(self, port, pid, arguments):
-        threading.Thread(target=self._follow, args=(port, pid, arguments), daemon=True).start()
-
-    def _follow(self, port, pid, arguments):
-        with connect(port) as connection, connection.makefile("rb") as messages:
-            sent = itertools.count(1)
-
-            def send(command, **body):
-                message = {"seq": next(sent), "type": "request", "command": command, "arguments": body}
-                data = json.dumps(message).encode()
-                connection.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(data), data))
-
-            send("initialize", adapterID="test", pathFormat="path", linesStartAt1=True)
-            send("attach", **arguments)
-            while header := messages.readline():
-                messages.readline()
-                message = json.loads(messages.read(int(header.split(b":")[1])))
-                body = message.get("body", {})
-                match message.get("event", message.get("command")):
-                    case "initialized":
-                        file, line = self._breakpoint
-                        send("setBreakpoints", source={"path": file}, breakpoints=[{"line": line}])
-                        send("configurationDone")
-                    case "debugpyAttach":
-                        self._attach(body["connect"]["port"], body["subProcessId"], body)
-                    case "terminated":
-                        return
-                    case "stopped":
-                        self.stopped.append(pid)
-                        thread = body["threadId"]
-                        send("stackTrace", threadId=thread, levels=1)
-                    case "stackTrace":
-                        send("evaluate", expression=self._name, frameId=body["stackFrames"][0]["id"])
-                    case "evaluate":
-                        self.values.append(body["result"])
-                        send("continue", threadId=thread)
-
-
-def connect(port):
-    for _ in range(600):
-        try:
-            return socket.create_connection(("127.0.0.1", port))
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-    raise TimeoutError
+@pytest.fixture
+def editor_environment(tmp_path, environment_without_ranks, plugins):
+    return {
+        **environment_without_ranks,
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([plugins, *sys.path]),  # has the debuggers
+    }
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("arguments", "stops"),
-    [pytest.param("", 1, marks=pytest.mark.thorough), ("--ranks=2 --ranks-timeout=1", 2)],
-    ids=str,
-)
-def test_breakpoints_of_an_editor_stop_every_rank(tmp_path, environment_without_ranks, plugins, arguments, stops):
+@pytest.mark.parametrize("debug", [debug_in_vscode, debug_in_pycharm], ids=["vscode", "pycharm"])
+@pytest.mark.parametrize(("arguments", "stops"), [("", 1), ("--ranks=2 --ranks-timeout=1", 2)], ids=["plain", "ranks"])
+def test_breakpoints_of_an_editor_stop_every_rank(tmp_path, editor_environment, debug, arguments, stops):
     file = tmp_path / "test_it.py"
     file.write_text("import time\n\ndef test_it(rank):\n    at = time.time()\n    assert at\n    time.sleep(2)\n")
     (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {arguments}\n")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    debugpy = ("-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client")
-    environment = {
-        **environment_without_ranks,
-        "TMPDIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join([plugins, *sys.path]),
-    }
-    with (
-        (tmp_path / "output").open("wb") as printed,
-        subprocess.Popen(
-            [sys.executable, *debugpy, "-m", "pytest", "-p", "no:hypothesispytest", f"{file}::test_it"],
-            cwd=tmp_path,
-            env=environment,
-            stdout=printed,
-        ) as process,
-    ):
-        editor = Editor(port, file, 5, "rank")
-        process.wait(timeout=150)
-    output = (tmp_path / "output").read_text()
-    assert process.returncode == 0, output
-    assert "1 passed" in output
-    assert len(editor.stopped) == len(set(editor.stopped)) == stops
-    assert (0 in editor.stopped) == (stops == 1)
-    assert sorted(editor.values) == [str(rank) for rank in range(stops)]
+    seen = debug(Breakpoint(file, 5, "rank"), editor_environment)
+    assert seen.status == 0, seen.output
+    assert "1 passed" in seen.output
+    assert {stop.place for stop in seen.stops} == {("test_it", "test_it.py", 5)}
+    assert len({stop.process for stop in seen.stops}) == stops
+    assert sorted(stop.value for stop in seen.stops) == [str(rank) for rank in range(stops)]
