@@ -138,6 +138,11 @@ def _install_for_tests(session: nox.Session) -> dict[str, str]:
         session.error(error.text.rstrip("."))  # nox adds a period
     # In a separate folder, since pytest itself and the agents that the tests start would load the plug-ins.
     _install(session, *_group("test"), apart=_group("plugins"))
+    return _plugins(session)
+
+
+def _plugins(session: nox.Session) -> dict[str, str]:
+    """The environment variable that names the folder of plug-ins."""
     return {"ALLRANKS_TEST_PLUGINS": str(Path(session.virtualenv.location, "plugins"))}
 
 
@@ -308,8 +313,9 @@ def cuda_image(session: nox.Session) -> None:
 @nox.session(default=False)
 def pictures(session: nox.Session) -> None:
     """Update the pictures of the documentation from real runs, of a suite and of the workflow; needs Chromium."""
-    _install(session, *_group("test"), "markdown-it-py>=3", ACT)
+    _install(session, *_group("test"), "markdown-it-py>=3", ACT, apart=_group("plugins"))
     session.run("python", "scripts/report-picture")
     session.run("python", "scripts/tutorial-recording")
+    session.run("python", "scripts/editor-pictures", env=_plugins(session))
     _prepare_act(session)
     session.run("python", "scripts/workflow-pictures")

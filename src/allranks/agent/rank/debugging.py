@@ -47,7 +47,7 @@ def break_here(**_: object) -> None:
         rank = _debugging.own
         msg = (
             f"rank {rank} has no terminal for breakpoint(). Run one job on a terminal with --pdb-rank {rank}, as in "
-            f"`allranks run CELL --suite SUITE --pdb-rank {rank} -- -k TEST`, or attach debugpy: docs/pytest.md."
+            f"`allranks run CELL --suite SUITE --pdb-rank {rank} -- -k TEST`, or attach debugpy: docs/debuggers.md."
         )
         raise NoTerminalError(msg)
     frame = inspect.currentframe()
