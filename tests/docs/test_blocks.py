@@ -17,6 +17,7 @@ from allranks.matrix.declaration import load
 ELSEWHERE = {
     ("docs/testing.md", "python"): "tests/testing/test_docs.py",
     ("docs/testing-cases.md", "python"): "tests/docs/test_fragments.py",
+    ("docs/debuggers.md", "ini"): "tests/pytest_plugin/test_ranks_debugging.py",
     ("docs/downloaded-report.md", "python"): "tests/junit/test_downloaded_page.py",
     ("docs/extending.md", "python"): "tests/docs/test_extending.py",
     ("docs/extending.md", "toml"): "tests/docs/test_extending.py",
