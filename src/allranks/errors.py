@@ -28,7 +28,7 @@ MEANING: Mapping[ExitCode, str] = {
     ExitCode.OK: "no test failed",
     ExitCode.TESTS_FAILED: "tests failed",
     ExitCode.USAGE: "the request or the matrix file is wrong",
-    ExitCode.UNACCOUNTED: "a cell or rank is unaccounted for",
+    ExitCode.UNACCOUNTED: "a result is missing or cannot be trusted",
     ExitCode.INFRASTRUCTURE: "the infrastructure failed",
     ExitCode.NOTHING_RAN: "no test ran: all were skipped, or none was selected",
     ExitCode.INTERRUPTED: "interrupted",

@@ -24,7 +24,7 @@ from allranks.protocol.records import (
     Record,
     TestStarted,
 )
-from allranks.protocol.tracebacks import OUTSIDE, folded, line_kind
+from allranks.protocol.tracebacks import OUTSIDE, line_kind
 from allranks.protocol.xml_text import xml_id
 from allranks.report.folder import Attempt
 from allranks.report.journal import JournalReader
@@ -221,7 +221,7 @@ class _Representation(TerminalRepr):
 
     def __str__(self) -> str:
         """The texts of all ranks, for reports in files."""
-        return shorten("\n\n".join(filter(None, (self.test.verdict.message, folded(self.test.verdict.text)))))
+        return shorten("\n\n".join(filter(None, (self.test.verdict.message, self.test.verdict.text))))
 
     def toterminal(self, tw: TerminalWriter) -> None:
         """Print the primary failure; in the style "long", also the texts of the other ranks."""
@@ -234,7 +234,7 @@ class _Representation(TerminalRepr):
         tw.line(rank_summary(self.test.ranks, self.test.primary))
         for text in filter(None, self._texts()):
             tw.line()
-            _write_traceback(folded(shorten(text.rstrip())), tw)
+            _write_traceback(shorten(text.rstrip()), tw)
 
     def _texts(self) -> Iterator[str]:
         """The text of the primary failure, and those of the other ranks if they are shown."""

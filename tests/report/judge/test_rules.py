@@ -303,6 +303,14 @@ def test_rule_2_the_leading_rank_speaks_first_and_equal_peers_together():
     )
 
 
+def test_the_text_leaves_out_the_frames_of_tools():
+    frame = '  File "/venv/lib/python3.11/site-packages/{}.py", line {} in {}'
+    stack = ["Current thread (most recent call first):", '  File "/repo/test_x.py", line 8 in test_x']
+    tools = [frame.format("_pytest/python", 187, "runtest"), frame.format("pluggy/_hooks", 5, "call")]
+    text = verdict([result("timed_out", message="hangs", text="\n".join([*stack, *tools]))], PLAIN).text
+    assert text.splitlines()[-3:] == [*stack, "  [... 2 frames of pytest, pluggy and allranks ...]"]
+
+
 def test_rule_2_long_texts_of_peers_leave_the_leading_rank_its_room():
     lead = result("failed", 0, at=1.0, text="L" * 30_000)
     peers = [result("failed", rank, at=2.0, consequence=True, text=f"{rank}" * 50_000) for rank in range(1, 9)]

@@ -60,6 +60,7 @@ from allranks.errors import ExitCode
 from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import Outcome, SkipKind, disagree, may_disagree, named_ranks
 from allranks.protocol.skip_codes import gpus_needed
+from allranks.protocol.tracebacks import folded
 from allranks.protocol.xml_text import TEXT_LIMIT, cut, first_line
 from allranks.report.results import (
     XPASS,
@@ -365,10 +366,11 @@ def sections(ranks: Sequence[RankResult], primary: RankResult | None) -> Iterato
 
 def _section(ranks: Sequence[RankResult]) -> str:
     rank, *_ = ranks
-    body = f"\n{rank.text}" if own_text(rank) != rank.message else ""
+    text = own_text(rank)
+    body = f"\n{text}" if text != rank.message else ""
     return f"{_sentence(ranks, rank.message)}{body}"
 
 
 def own_text(rank: RankResult) -> str:
-    """The end of a rank's section: its text, or its message if the text adds nothing."""
-    return rank.text if rank.text and rank.text.strip() != rank.message.strip() else rank.message
+    """The end of a rank's section: its text without the frames of tools, or its message if the text adds nothing."""
+    return folded(rank.text) if rank.text and rank.text.strip() != rank.message.strip() else rank.message

@@ -232,7 +232,7 @@ class Details:
 def _detail(test: TestVerdict, limits: _Limits) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "m": cut(readable(test.verdict.message), _MESSAGE),
-        "t": "" if test.ranks else cut(folded(readable(test.verdict.text)), limits.text),
+        "t": "" if test.ranks else cut(readable(test.verdict.text), limits.text),
         "d": [round(rank.duration * 1000) for rank in test.ranks[:_MOST_TIMES]],
         "a": [_attempt(attempt, limits) for attempt in test.earlier],
     }
@@ -300,7 +300,7 @@ def _attempt(attempt: TestVerdict, limits: _Limits) -> dict[str, Any]:
             "n": attempt.number,
             "k": attempt.verdict.kind.value,
             "m": cut(readable(attempt.verdict.message), _MESSAGE),
-            "t": cut(folded(readable(attempt.verdict.text)), limits.text),
+            "t": cut(readable(attempt.verdict.text), limits.text),
             "s": compact(attempt.ranks),
         }
     )
