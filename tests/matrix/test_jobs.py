@@ -10,7 +10,7 @@ from allranks.errors import MatrixError, UsageError
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
-from allranks.matrix.jobs import plan, suites_with_tests, unnamed_suites
+from allranks.matrix.jobs import optional_suites, plan, suites_with_tests
 from allranks.matrix.model import Image, Matrix, Suite
 from allranks.matrix.select import select
 from allranks.matrix.when import parse_condition
@@ -58,8 +58,8 @@ def test_a_suite_that_is_not_default_runs_only_when_it_is_named(with_one_by_name
 
 def test_what_could_be_named_is_what_would_run_in_the_cells(with_one_by_name):
     small, large = (select(expand(with_one_by_name), f"world_size={size}") for size in (1, 2))
-    assert unnamed_suites(with_one_by_name, small) == ()
-    assert [suite.name for suite in unnamed_suites(with_one_by_name, large)] == ["slow"]
+    assert optional_suites(with_one_by_name, small) == ()
+    assert [suite.name for suite in optional_suites(with_one_by_name, large)] == ["slow"]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_whatever_the_flags_each_suite_runs_by_default_or_waits_to_be_named(defa
     matrix = Matrix(path=Path("m"), axes=axes, suites=suites, images={"one": Image(name="one", torch="2.13.0")})
     cells = expand(matrix).cells
     by_default = {job.suite.name for job in plan(matrix, cells)}
-    by_name = {suite.name for suite in unnamed_suites(matrix, cells)}
+    by_name = {suite.name for suite in optional_suites(matrix, cells)}
     assert not by_default & by_name
     assert by_default | by_name == {job.suite.name for job in plan(matrix, cells, list(suites))}
 

@@ -1,4 +1,4 @@
-"""The commands of the command line, one module for each.
+"""The command line: a module for each command, and what they share.
 
-Slow modules, and the Docker SDK, which a noxfile's interpreter does not have, are imported inside of functions.
+Slow modules, and the Docker SDK, which a noxfile's interpreter lacks, are imported inside functions.
 """

@@ -44,7 +44,7 @@ class Options(Selection):
         _WHERE,
         "with --export: do not build images that are in this registry, such as ghcr.io/owner/repository",
     )
-    push: bool = flag("--push", _WHERE, "push missing images to it")
+    push: bool = flag("--push", _WHERE, "push missing images to that registry")
     results: Path | None = option(
         "--results DIR",
         _WHERE,
@@ -62,14 +62,14 @@ def run(options: Options) -> ExitCode:
 
 
 def _jobs_to_build_for(expansion: Expansion, options: Options) -> Sequence[Job]:
-    from allranks.runner.machines.plan_file import planned_jobs  # noqa: PLC0415 - no other build needs it
-
     plan_file = PlanVariables.read().file
     if plan_file is None:
         return selected_jobs(expansion, options)
     if options.cells or options.where or options.suite:
         msg = f"The plan file in {PLAN_FILE_VARIABLE} already selects cells and suites."
         raise UsageError(msg, remedy=f"Drop cells, --where and --suite, or unset {PLAN_FILE_VARIABLE}.")
+    from allranks.runner.machines.plan_file import planned_jobs  # noqa: PLC0415 - no other build needs it
+
     return planned_jobs(expansion, plan_file)
 
 

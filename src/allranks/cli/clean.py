@@ -100,7 +100,7 @@ def _clean_images(options: Options) -> ExitCode:
 
 
 def prune_after_run(age: str, say_line: Callable[[str], None]) -> None:
-    """Remove images unused for an age such as ``30d``; a failure is a warning, since the run has its results."""
+    """Remove images unused for an age such as ``30d``; a failure is only a warning, since the run has ended."""
     from allranks.images import inventory  # noqa: PLC0415
     from allranks.images.inventory import PruneLimits  # noqa: PLC0415
 

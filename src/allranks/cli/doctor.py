@@ -55,7 +55,7 @@ def run(options: Options) -> ExitCode:
         return _show_leases(options)
     problems = _print(_check(options), options)
     pack = PlanVariables.read().pack
-    if problems and pack and options.results:  # record the problems as the results of the pack's jobs
+    if problems and pack and options.results:  # this error becomes the result of each job of the pack
         subjects = ", ".join(dict.fromkeys(problem.subject for problem in problems))
         what = f"{socket.gethostname()} does not meet the requirements of the batch {pack}: {subjects}."
         why = " ".join(f"{problem.subject}: {problem.text}." for problem in problems)

@@ -41,11 +41,11 @@ _LIGHTNINGS_STRATEGY: Final = re.compile(r"(ddp|fsdp)_(spawn|fork|notebook)\w*")
 """A string that makes Lightning start processes."""
 
 _DEEPSPEEDS_CLASS: Final = re.compile(r"(\w*\.)*Distributed(Test|Fixture)")
-"""DeepSpeed's base class, or a copy, of test classes that start a pool of ranks for each test."""
+"""The base class of DeepSpeed's tests, or a copy of it: each test starts a pool of ranks."""
 
 _WORLD_SIZE_MARKER: Final = re.compile(r"(\w+\.)*(\w+_)?world_size")
 _LAUNCHER: Final = re.compile(r"(\S*/)?torchrun(\s+-.*)?|torch\.distributed\.(run|launch)", re.DOTALL)
-"""A string that starts torchrun, and is not a part of a sentence."""
+"""Matches a string that is a torchrun command, but not a sentence that mentions torchrun."""
 
 _TORCHS_CLASS: Final = re.compile(r"torch\.testing\._internal\.(common_distributed|common_fsdp|distributed\..*)\.\w+")
 _TORCHS_TESTING: Final = "torch.testing._internal"
@@ -80,10 +80,10 @@ class ExistingTests:
     """The distributed tests of a repository."""
 
     suites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # files and folders by style
-    counts: Mapping[str, int] = field(default_factory=dict)  # test files by style, with "" for those in no suite
+    counts: Mapping[str, int] = field(default_factory=dict)  # number of test files by style; "" for those in no suite
     unrecognized: tuple[str, ...] = ()  # files in no suite that mention ranks
     has_more: bool = False  # whether there are too many test files to read all of them
-    need_expecttest: bool = False  # whether they import torch's own test classes, which import that package
+    need_expecttest: bool = False  # whether the tests import torch's test classes, which import expecttest
 
 
 def find_tests(root: Path) -> ExistingTests:

@@ -60,7 +60,7 @@ def check_host(engine: str, mode: GpuMode, results: Path, *, python: str | None 
 
 
 def _check_engine(name: str, requested: str, inventory: Inventory) -> Iterator[Finding]:
-    """Check the engines that a run may use, and always the process engine, since any run may have left processes."""
+    """Check an engine that a run may use. The process engine is always checked: any run may have left processes."""
     if name not in (OF_THIS_HOST if requested == AUTO else (requested, "process")):
         yield Finding(name, f"run allranks doctor --engine {name} to check it", is_checked=False)
         return
@@ -68,7 +68,7 @@ def _check_engine(name: str, requested: str, inventory: Inventory) -> Iterator[F
 
 
 def _in_time(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """The findings about an engine, and another one if it does not answer in time, such as a daemon that hangs."""
+    """The findings about an engine. If it does not answer in time (a daemon may hang), the last one says so."""
     results: Queue[Finding | BaseException | None] = Queue()
 
     def collect() -> None:

@@ -169,7 +169,7 @@ def run(options: Options) -> ExitCode:
 
 def _check_not_existing(root: Path, texts: Mapping[str, str]) -> None:
     present = [name for name in texts if name != "noxfile.py" and (root / name).exists()]
-    if _tool_table(root, *PYPROJECT_TABLE):
+    if _pyproject_table(root, *PYPROJECT_TABLE):
         present.append(f"[{'.'.join(PYPROJECT_TABLE)}] in {PYPROJECT}")
     if present:
         msg = f"This repository already has {' and '.join(present)}. Nothing was written."
@@ -197,7 +197,7 @@ def _write(path: Path, text: str) -> None:
         ) from error
     except UnicodeEncodeError as error:
         msg = f"{path} cannot be written."
-        why = "It would name a path that is not UTF-8, which no TOML file can."
+        why = "It would contain a path that is not UTF-8, but every TOML file is UTF-8."
         raise UsageError(msg, why=why, remedy="Rename the folder or file of tests.") from error
 
 
@@ -264,16 +264,18 @@ def _is_test_folder(root: Path) -> bool:
 
 
 def _has_project(root: Path) -> bool:
-    return (root / "setup.py").is_file() or bool(_tool_table(root, "project") or _tool_table(root, "build-system"))
+    return (root / "setup.py").is_file() or bool(
+        _pyproject_table(root, "project") or _pyproject_table(root, "build-system")
+    )
 
 
 def _pytest_configurations(root: Path) -> Iterator[str]:
-    yield str(_tool_table(root, "tool", "pytest"))
+    yield str(_pyproject_table(root, "tool", "pytest"))
     for name in ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg"):
         yield "\n".join(re.findall(r"^addopts(?:.*\n(?:[ \t].*\n?)*)", _text(root / name) + "\n", re.MULTILINE))
 
 
-def _tool_table(root: Path, *keys: str) -> object:
+def _pyproject_table(root: Path, *keys: str) -> object:
     """A table of pyproject.toml; None if it does not exist."""
     value: object = None
     with suppress(OSError, ValueError):
@@ -299,7 +301,7 @@ def installed_torch() -> tuple[str, bool]:
 
 
 def _python(root: Path) -> str:
-    """A name of this interpreter that is valid on other machines too: in the repository, or on the PATH."""
+    """A name of this interpreter for other machines, too: in the repository or on the PATH; empty if it has none."""
     prefix = Path(sys.prefix)
     if prefix.is_relative_to(root):
         return (prefix.relative_to(root) / "bin" / "python").as_posix()
@@ -328,7 +330,7 @@ def _engine() -> tuple[str, str]:
 
 
 def _requirement(given: str | None) -> str:
-    """A requirement that installs this allranks, always with a URL: that name on an index may be another project."""
+    """A requirement that installs this allranks. It has a URL: ``allranks`` on an index may be another project."""
     if given is not None:
         return f"allranks @ {_address(given)}"
     if address := _own_address():
@@ -343,7 +345,7 @@ def _address(given: str) -> str:
     if _REMOTE.fullmatch(given):
         return given
     path = Path(given.removeprefix("file://")).absolute()
-    if (path.is_file() and path.suffix == ".whl") or _tool_table(path, "project", "name") == "allranks":
+    if (path.is_file() and path.suffix == ".whl") or _pyproject_table(path, "project", "name") == "allranks":
         return path.as_uri()
     msg = f"{given} is neither a checkout of allranks nor a wheel."
     raise UsageError(msg, remedy=f"Write {_SOURCE_FORMS}.")
@@ -352,7 +354,7 @@ def _address(given: str) -> str:
 def _own_address() -> str:
     """The URL of this allranks: its checkout, or the source that pip recorded (direct_url.json); empty if unknown."""
     checkout = package_folder().parents[1]
-    if _tool_table(checkout, "project", "name") == "allranks":
+    if _pyproject_table(checkout, "project", "name") == "allranks":
         return checkout.as_uri()
     try:
         # Several may be installed: find the one whose modules are running.

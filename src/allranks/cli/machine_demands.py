@@ -1,9 +1,9 @@
 """Checks whether this machine can run cells, before anything is built: ``allranks doctor --cell``.
 
 It checks the number of GPUs, their health, NVIDIA's container toolkit, and whether the driver supports the CUDA version
-of each image. That version is known before the build from torch's version or index, from the requirements in torch's
-metadata, from the interpreter of the process engine, or from a prebuilt image on this machine. If none of these has it,
-the driver is not checked, which is not a problem.
+of each image. Before the build, that version can be known from torch's version or index, from the requirements in
+torch's metadata, from the interpreter of the process engine, or from a prebuilt image on this machine. If it is not
+known, the driver is not checked, and no problem is reported.
 """
 
 import json
@@ -134,9 +134,13 @@ def cuda_of(image: Image, matrix: Matrix, engine: str) -> Cuda | None:
         (image.torch or "", _LOCAL_VERSION, f"torch {image.torch}"),
         *((index, _INDEX, "torch's index") for index in (image.index, *image.extra_index)),
     ):
-        if found := pattern.search(text):
-            return Cuda(major=int(found[1]), minor=int(found[2]), source=source)
+        if cuda := _parsed(pattern.search(text), source):
+            return cuda
     return _cuda_of_metadata(image, matrix.root) if image.torch else None
+
+
+def _parsed(found: re.Match[str] | None, source: str) -> Cuda | None:
+    return Cuda(major=int(found[1]), minor=int(found[2]), source=source) if found else None
 
 
 def _cuda_of_interpreter(matrix: Matrix) -> Cuda | None:
@@ -149,7 +153,7 @@ def _cuda_of_interpreter(matrix: Matrix) -> Cuda | None:
 
 
 def _cuda_of_prebuilt_image(reference: str) -> Cuda | None:
-    """From the variables that NVIDIA's base images set for NVIDIA's toolkit; None if the daemon lacks the image."""
+    """The CUDA version in the variables of NVIDIA's base images; None if the daemon lacks the image."""
     client = choose_engine("docker")[0].image_daemon
     if client is None:
         return None
@@ -162,14 +166,12 @@ def _cuda_of_prebuilt_image(reference: str) -> Cuda | None:
         except docker.errors.NotFound:
             return None
     variables = dict(text.split("=", 1) for text in (attributes.get("Config") or {}).get("Env") or ())
-    found = re.match(r"(\d+)\.(\d+)", variables.get("CUDA_VERSION", "")) or _REQUIRED.search(
-        variables.get("NVIDIA_REQUIRE_CUDA", "")
-    )
-    return Cuda(major=int(found[1]), minor=int(found[2]), source="its variables") if found else None
+    found = re.match(r"(\d+)\.(\d+)", variables.get("CUDA_VERSION", ""))
+    return _parsed(found or _REQUIRED.search(variables.get("NVIDIA_REQUIRE_CUDA", "")), "its variables")
 
 
 def _cuda_of_metadata(image: Image, root: Path) -> Cuda | None:
-    """From the requirements of the torch that pip would choose, whose metadata can be read without the wheel."""
+    """The CUDA version that the metadata of the torch that pip would choose requires; pip reads only the metadata."""
     from allranks.images.wheels import PipRequest, run_pip  # noqa: PLC0415 - rarely needed
 
     with tempfile.TemporaryDirectory() as folder:
@@ -187,15 +189,13 @@ def _cuda_of_metadata(image: Image, root: Path) -> Cuda | None:
         )
         run_pip(request, lambda _line: None)
         [torch] = json.loads(report.read_text(encoding="utf-8"))["install"]
-    version = torch["metadata"]["version"]
-    if found := _LOCAL_VERSION.search(version):
-        return Cuda(major=int(found[1]), minor=int(found[2]), source=f"torch {version}")
-    return _cuda_of_requirements(torch["metadata"].get("requires_dist") or (), f"torch {version}")
+    version, requirements = torch["metadata"]["version"], torch["metadata"].get("requires_dist") or ()
+    source = f"torch {version}"
+    return _parsed(_LOCAL_VERSION.search(version), source) or _cuda_of_requirements(requirements, source)
 
 
 def _cuda_of_requirements(requirements: Sequence[str], source: str) -> Cuda | None:
-    found = next(filter(None, map(_RUNTIME.match, requirements)), None)
-    return Cuda(major=int(found[1]), minor=int(found[2]), source=source) if found else None
+    return _parsed(next(filter(None, map(_RUNTIME.match, requirements)), None), source)
 
 
 def _check_engine(target: Target, inventory: Inventory) -> Iterator[Finding]:

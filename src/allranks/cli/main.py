@@ -30,7 +30,7 @@ _CORE: Final = (
     Command("build", "allranks.cli.build", CAN_FAIL, "build the images of cells, for this machine or for others"),
     Command("report", "allranks.cli.report", JUDGES, "merge results, from one machine or many, into one report"),
     Command("doctor", "allranks.cli.doctor", CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),
-    Command("clean", "allranks.cli.clean", CAN_FAIL, "remove leftovers of dead runs on this host, or old images"),
+    Command("clean", "allranks.cli.clean", CAN_FAIL, "remove leftovers of dead runs and old cache entries, or images"),
 )
 
 _SHELLS: Final = ("bash", "zsh")
@@ -187,8 +187,8 @@ def _report_error(error: AllranksError, arguments: Sequence[str]) -> None:
     if service is None:
         _print(error, arguments, sys.stderr)
         return
-    # The CI service reads its commands from standard output, where these commands also print: the error has to follow
-    # in the same stream, or the order would be lost.
+    # The CI service reads its own commands from standard output. If an allranks command prints there, too, its error
+    # must follow in the same stream, or the order would be lost.
     name = _command_name(arguments)
     known = _CORE if isinstance(error, PluginError) else commands()
     on_stdout = {"build", *(command.name for command in known if command.codes == JUDGES)}

@@ -59,7 +59,7 @@ def quiet_option(group: str, meaning: str, **given: str) -> Any:  # noqa: ANN401
 
 
 def results_here(matrix: Path | None = None) -> Path:
-    """The default folder of all runs: next to the given matrix file, or to that of this folder, or in this folder."""
+    """The default folder of all runs: ``results`` next to the given or the nearest matrix file, or in this folder."""
     from allranks.matrix.declaration import find_matrix  # noqa: PLC0415 - not every command reads a matrix
 
     if matrix:

@@ -107,7 +107,7 @@ class CommandLine(Generic[Options]):
     def __init__(self, parser: argparse.ArgumentParser, kind: type[Options], added: Sequence[type] = ()) -> None:
         self._parser, self.kind, self._added = parser, kind, added
         self._groups: dict[str, Any] = {}
-        # Only `allranks --help` lists it, since every command has it.
+        # Every command has --help, so only `allranks --help` lists it.
         parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
         self.actions = [action for options in (kind, *added) for action in self._declare(options)]
 

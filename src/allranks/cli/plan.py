@@ -25,7 +25,7 @@ from allranks.errors import ExitCode, counted
 from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
-from allranks.matrix.jobs import chosen_suites, plan, suites_with_tests, unnamed_suites
+from allranks.matrix.jobs import chosen_suites, optional_suites, plan, suites_with_tests
 from allranks.matrix.model import DURATIONS_FILE, Cell, Job, Matrix
 from allranks.protocol.outcomes import named
 from allranks.protocol.xml_text import for_log
@@ -37,7 +37,7 @@ MOST_ENTRIES = 256
 """GitHub's limit of jobs in a matrix (https://docs.github.com/actions/reference/limits)."""
 
 MINUTES_PER_ENTRY = 20
-"""The default work of a machine, whose start alone takes a minute or two."""
+"""The default minutes of work per machine; to start a machine takes one or two."""
 
 _SHOWN = "what to show"
 _MACHINES = "with --format github"
@@ -105,7 +105,7 @@ def run(options: Options) -> ExitCode:
 
 
 def _files_in_no_suite(matrix: Matrix) -> Iterator[str]:
-    """A note on distributed tests in the folders of suites that no suite has or excludes: they never run."""
+    """A note on distributed tests that never run: in folders of suites, but neither in a suite nor excluded."""
     suites = [suite for suite in matrix.suites.values() if suite.home is None]
     folders = {path if (matrix.root / path).is_dir() else path.parent for suite in suites for path in suite.paths}
     excluded = [path for suite in suites for path in suite.ignored]
@@ -164,8 +164,8 @@ def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[st
     planned = [job.suite.name for jobs in jobs_by_cell.values() for job in jobs]
     idle = [suite.name for suite in chosen_suites(matrix, suite_names) if suite.name not in planned]
     notes = [f"The suite {name} runs in none of these cells." for name in idle]
-    unnamed = [suite.name for suite in unnamed_suites(matrix, cells)] if suite_names is None else []
-    notes += [f"Not run by default (select with --suite): {', '.join(unnamed)}."] if unnamed else []
+    optional = [suite.name for suite in optional_suites(matrix, cells)] if suite_names is None else []
+    notes += [f"Not run by default (select with --suite): {', '.join(optional)}."] if optional else []
     total = f"{counted(len(jobs_by_cell), 'cell')}, {counted(len(planned), 'job')}"
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([*lines, "", total, *notes])
@@ -188,7 +188,7 @@ def render_explanation(expansion: Expansion) -> str:
 
 
 def render_json(expansion: Expansion, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:
-    """The plan as a JSON object, whose ``schema`` is incremented by a change that breaks its readers.
+    """The plan as a JSON object; a change that breaks its readers increments ``schema``.
 
     ``by_name`` of a cell lists the suites that run only when ``--suite`` names them.
     """
@@ -228,7 +228,7 @@ def _cell_object(matrix: Matrix, cell: Cell, suite_names: Sequence[str] | None) 
         "axes": cell.visible_axes(),
         "image": image_for(matrix, cell).name,
         "suites": list(dict.fromkeys(job.suite.name for job in jobs)),
-        "by_name": [suite.name for suite in unnamed_suites(matrix, [cell])],
+        "by_name": [suite.name for suite in optional_suites(matrix, [cell])],
         "environment": matrix.environment_of(cell),
         "jobs": [job.id for job in jobs],
     }

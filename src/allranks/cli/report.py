@@ -177,8 +177,8 @@ def _report(options: Options) -> tuple[Path, ExitCode]:
     folders = options.folders or (newest_run(),)
     only = tuple(Path(os.path.realpath(folder)) for folder in folders) if len(folders) > 1 else ()
     folder = _common_folder(only) if only else folders[0]
-    for each in only or (folder,):
-        complete_dead_runs(each)
+    for results in only or (folder,):
+        complete_dead_runs(results)
     meter = Meter()
     layout = PyTorchLayout(Path(os.path.realpath(folder))) if options.layout else None
     merged = merge(

@@ -23,7 +23,7 @@ from allranks.errors import ExitCode, UsageError, counted
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
-from allranks.matrix.model import Job, Matrix
+from allranks.matrix.model import Job
 from allranks.plugin_manager import run_by_plugins, section_makers
 from allranks.protocol.launcher_variables import LAUNCHERS
 from allranks.protocol.refusals import REFUSED
@@ -145,7 +145,7 @@ def _run_here(expansion: Expansion, options: Options, engine: "Engine | None") -
 
 
 def run_options(expansion: Expansion, options: JobOptions, engine: "Engine | None" = None) -> "RunOptions":
-    """Convert the options that all commands share that run jobs."""
+    """Convert the options that :class:`JobOptions` declares."""
     # A run needs the Docker SDK; a plan does not, and a noxfile's interpreter does not have it.
     from allranks.runner.earlier_runs import verdict_policy_of  # noqa: PLC0415
     from allranks.runner.retry_policy import RunPolicy  # noqa: PLC0415
@@ -302,33 +302,25 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -
 
 
 def _with_images(expansion: Expansion, folder: Path, jobs: Iterable[Job], engine: object) -> Expansion:
-    """Use the images of an exported folder, except with the process engine."""
+    """Use the images in a folder of ``allranks build --export``, except with the process engine; load archives."""
     if not folder.is_dir():
         msg = f"{IMAGES_VARIABLE} is {str(folder)!r}, but there is no such folder."
         raise UsageError(msg, remedy="Create it with `allranks build --export DIR`, or unset the variable.")
     if engine == "process":
         return expansion
-    with untrusted_output(say):
-        return replace(expansion, matrix=taking_images(expansion.matrix, folder, [job.image.name for job in jobs]))
-
-
-def taking_images(matrix: Matrix, folder: Path, names: Iterable[str]) -> Matrix:
-    """Replace these images by those in a folder of ``allranks build --export``, and load archives.
-
-    Images that are not in the folder do not change.
-    """
     from allranks.images.docker_client import connect  # noqa: PLC0415
     from allranks.images.sharing import read_images, take_images  # noqa: PLC0415
 
-    exported = read_images(folder)
-    if not (images := [exported[name] for name in dict.fromkeys(names) if name in exported]):
-        return matrix
-    with closing(connect()) as client:
-        return replace(matrix, finished=take_images(images, folder, client, say))
+    exported, names = read_images(folder), dict.fromkeys(job.image.name for job in jobs)
+    if not (images := [exported[name] for name in names if name in exported]):
+        return expansion
+    with untrusted_output(say), closing(connect()) as client:
+        references = take_images(images, folder, client, say)
+    return replace(expansion, matrix=replace(expansion.matrix, image_references=references))
 
 
 def _reject_too_many_nodes(jobs: Sequence[Job], engine: "Engine") -> None:
-    """Reject jobs that need more nodes than an engine has; a single node runs all agents itself."""
+    """Reject jobs that need more nodes than an engine has. On a single node, the agents of all nodes run there."""
     most = max((job.cell.nodes for job in jobs), default=1)
     if 1 < engine.nodes < most:
         cells = sorted({job.cell.id for job in jobs if job.cell.nodes > engine.nodes})

@@ -13,7 +13,7 @@ from allranks.cli.printing import warn
 from allranks.errors import UsageError, nearest
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.expand import Expansion
-from allranks.matrix.jobs import chosen_suites, plan, suites_with_tests, unnamed_suites
+from allranks.matrix.jobs import chosen_suites, optional_suites, plan, suites_with_tests
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.select import select
 from allranks.protocol.xml_text import for_log
@@ -67,7 +67,7 @@ class TestSelectionOptions(CommandOptions):
 
     @property
     def own_pytest_args(self) -> tuple[str, ...]:
-        """The pytest arguments that allranks accepts without ``--``."""
+        """``-k`` and ``-m``."""
         pairs = [*(("-k", text) for text in self.keywords), *(("-m", text) for text in self.markers)]
         return tuple(word for pair in pairs for word in pair)
 
@@ -81,7 +81,7 @@ class TestRunOptions(TestSelectionOptions):
 
     @property
     def own_pytest_args(self) -> tuple[str, ...]:
-        """The pytest arguments that allranks accepts without ``--``."""
+        """``-k``, ``-m``, ``-s`` and ``-x``."""
         return (*super().own_pytest_args, *(("-s",) if self.shown else ()), *(("-x",) if self.stops else ()))
 
 
@@ -95,7 +95,7 @@ def read_request(options: S) -> tuple[Expansion, S]:
     folder and does not name cells. ``Class.test`` after a file is a test of that file.
 
     Raises:
-        UsageError: A test is in no suite, or no suite has all tests.
+        UsageError: A test is in no suite, or two tests are in different suites.
         MatrixError: There is no matrix file, or it is invalid.
     """
     expansion = load(options.matrix or find_matrix(Path.cwd()))
@@ -138,14 +138,12 @@ def _names_cells(expansion: Expansion, text: str) -> bool:
 def _is_test(expansion: Expansion, text: str) -> bool:
     if "::" in text or "/" in text or text.endswith(".py"):
         return True
-    try:
-        select(expansion, text)
-    except UsageError:
-        if text in expansion.matrix.suites and not Path(text).exists():
-            msg = f"There is no cell {text!r}, but a suite of that name."
-            raise UsageError(msg, remedy=f"Write --suite {text}.") from None
-        return Path(text).exists() or (expansion.matrix.root / text).exists()
-    return False
+    if _names_cells(expansion, text):
+        return False
+    if text in expansion.matrix.suites and not Path(text).exists():
+        msg = f"There is no cell {text!r}, but a suite of that name."
+        raise UsageError(msg, remedy=f"Write --suite {text}.")
+    return Path(text).exists() or (expansion.matrix.root / text).exists()
 
 
 def _relative_to_root(test: str, root: Path) -> str:
@@ -201,10 +199,10 @@ def selected_cells(expansion: Expansion, options: Selection) -> Sequence[Cell]:
 
 
 def _nothing_to_run(matrix: Matrix, cells: Sequence[Cell], suites: Sequence[str] | None) -> UsageError:
-    unnamed = [suite.name for suite in unnamed_suites(matrix, cells)] if suites is None else []
-    if unnamed:
+    optional = [suite.name for suite in optional_suites(matrix, cells)] if suites is None else []
+    if optional:
         msg = "There is nothing to run: the suites of the selected cells do not run by default."
-        return UsageError(msg, remedy=f"Name them: --suite {' --suite '.join(unnamed)}")
+        return UsageError(msg, remedy=f"Name them: --suite {' --suite '.join(optional)}")
     msg = "There is nothing to run: no suite runs in the selected cells."
     conditions = [(suite.name, suite.when.source) for suite in chosen_suites(matrix, suites) if suite.when]
     why = "; ".join(f"{name} runs in cells with {condition}" for name, condition in conditions)

@@ -1,4 +1,4 @@
-"""Check that a Python interpreter has torch and that two of its processes can communicate over gloo."""
+"""Checks whether a Python interpreter has torch, and whether two of its processes can communicate over gloo."""
 
 import json
 import signal
@@ -11,7 +11,7 @@ from allranks.engines.base import Finding
 from allranks.images.base import OLDEST_PYTHON
 
 LIMIT: Final = 8.0
-"""Seconds for the whole check. Most of them import torch, which takes longest on the first time after a restart."""
+"""Seconds for the whole check. Most of this time imports torch, which takes longest after a restart of the host."""
 
 _PROGRAM: Final = """
 import json, os, sys, tempfile, time
@@ -55,7 +55,7 @@ def check_torch(python: str, *, runs_jobs: bool, limit: float = LIMIT) -> Iterat
 
     Args:
         python: The interpreter.
-        runs_jobs: Whether jobs run in it, so that it is a problem if it has no torch.
+        runs_jobs: Whether jobs run in this interpreter; then it is a problem if torch is missing.
         limit: Seconds for all checks.
     """
     try:

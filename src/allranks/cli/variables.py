@@ -26,7 +26,7 @@ PLAN_FILE_VARIABLE: Final = "ALLRANKS_PLAN_FILE"
 """The plan that assigns jobs to this and other machines."""
 
 PACK_VARIABLE: Final = "ALLRANKS_PACK"
-"""The pack of that plan that this machine runs."""
+"""The name of this machine's pack in that plan."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PlanVariables:
         """The plan file and the pack of this machine; None if the variables are unset.
 
         Raises:
-            UsageError: Only one of them is set.
+            UsageError: Only one of the two variables is set.
         """
         if self.file and self.pack:
             return self.file, self.pack

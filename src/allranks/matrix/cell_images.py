@@ -12,8 +12,8 @@ from allranks.matrix.toml_file import location
 def image_for(matrix: Matrix, cell: Cell) -> Image:
     """The image of a cell.
 
-    An image without a torch version has a variant, with its own name, for each version on the axis. Without images, the
-    result has no name: cells can only run in the interpreter of the process engine.
+    An image without a torch version has a variant, with its own name, for each version on the axis. If the matrix has
+    no images, the result has no name: its cells can only run in the interpreter of the process engine.
     """
     if not matrix.images:
         return Image(name="", torch=cell.torch or None)
@@ -23,7 +23,7 @@ def image_for(matrix: Matrix, cell: Cell) -> Image:
     image = _with_torch(images[0], matrix, cell)
     paths = dict.fromkeys(path for suite in matrix.suites.values() if suite.home is None for path in suite.paths)
     tests = tuple(paths) if image.project else ()
-    return replace(image, image=matrix.finished.get(image.name, image.image), tests=tests)
+    return replace(image, image=matrix.image_references.get(image.name, image.image), tests=tests)
 
 
 def check_images(matrix: Matrix, cells: Iterable[Cell]) -> None:

@@ -55,10 +55,13 @@ def _locate(start: Path) -> Path:
 
 def find_matrix(folder: Path) -> Path:
     """The matrix file of a folder, or of its nearest parent that has one."""
-    found = next(filter(None, map(_in_folder, (folder, *folder.parents))), None)
-    if found is None:
+    if (found := _nearest(folder)) is None:
         raise _no_matrix(folder, " The parent folders have none either.")
     return found
+
+
+def _nearest(folder: Path) -> Path | None:
+    return next(filter(None, map(_in_folder, (folder, *folder.parents))), None)
 
 
 def _in_folder(folder: Path) -> Path | None:
@@ -113,10 +116,9 @@ def _check_backends(table: Table, axes: Axes) -> None:
 
 def declared_backends(folder: Path) -> tuple[str, ...]:
     """The custom backends of the matrix file in a folder or its nearest parent; none without such a file."""
-    found = next(filter(None, map(_in_folder, (folder, *folder.parents))), None)
-    if found is None or "custom_backends" not in (table := read(found).below("matrix")).values:
+    found, key = _nearest(folder), keys_of(Axes)["custom_backends"]
+    if found is None or key.name not in (table := read(found).below("matrix")).values:
         return ()
-    [key] = [key for key in keys_of(Axes).values() if key.name == "custom_backends"]
     names: tuple[str, ...] = key.kind.read(At(table, key), table.values[key.name])
     return names
 
@@ -126,8 +128,8 @@ def _check_conditions(
 ) -> tuple[str, ...]:
     """Reject conditions with impossible values, and return warnings for possible values that are not on their axes.
 
-    Rules thus stay valid when values are removed from an axis. The condition of a suite must have values on the axes,
-    since a suite that runs nowhere because of a typo would not be noticed.
+    Rules thus stay valid when values are removed from an axis. In the condition of a suite, each value must be on its
+    axis, because nobody would notice a suite that runs nowhere due to a typo.
     """
     names = {"backend": backends, "init_method": INIT_METHODS}
     warnings = []
@@ -182,7 +184,7 @@ def _limits(table: Table, given: Limits, environ: Mapping[str, str]) -> Limits:
     default = Limits() if "test" in table.values else _default_limits(environ.get(TEST_LIMIT_VARIABLE, ""))
     settings = {name: setting for name, setting in default.settings.items() if name not in table.values}
     limits = replace(default, settings=settings, **{name: getattr(given, name) for name in table.values})
-    # An inner limit could never be reached otherwise.
+    # Otherwise, the inner limit could never be reached.
     for inner, outer in (("process_group", "test"), ("test", "job")):
         inner_seconds, outer_seconds = getattr(limits, inner), getattr(limits, outer)
         if inner_seconds >= outer_seconds:

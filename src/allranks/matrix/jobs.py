@@ -1,4 +1,4 @@
-"""Turns cells into jobs: which suites run there, in which image and with which environment."""
+"""Turns cells into jobs, each with its suite, image and environment."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -28,7 +28,7 @@ def plan(matrix: Matrix, cells: Iterable[Cell], suite_names: Sequence[str] | Non
 
 
 def chosen_suites(matrix: Matrix, names: Sequence[str] | None = None) -> tuple[Suite, ...]:
-    """The suites with these names, or with shards of these names, in the file's order; by default, the default ones."""
+    """The suites that names of suites or shards select, in the file's order; without names, the default suites."""
     chosen = {_suite_name(matrix, name) for name in names or ()}
     return tuple(
         suite for suite in matrix.suites.values() if (suite.default if names is None else suite.name in chosen)
@@ -63,8 +63,8 @@ def _suite_name(matrix: Matrix, name: str) -> str:
     return suite.name
 
 
-def unnamed_suites(matrix: Matrix, cells: Sequence[Cell]) -> tuple[Suite, ...]:
-    """The suites for these cells that only run on request."""
+def optional_suites(matrix: Matrix, cells: Sequence[Cell]) -> tuple[Suite, ...]:
+    """The suites that run in these cells only if ``--suite`` names them."""
     optional = [suite for suite in matrix.suites.values() if not suite.default]
     return tuple(suite for suite in optional if any(cell.matches(suite.when) for cell in cells))
 

@@ -40,10 +40,10 @@ def _assignment(name: str, example: object) -> str:
 class Kind:
     """The type of a key's values."""
 
-    words: str  # its name in the reference
+    words: str  # the type in the reference, in words
     schema: Mapping[str, Any]  # its JSON schema
-    read: Callable[["At", Any], Any]  # converts a value of the file to that of the field, or rejects it
-    identity: Callable[[Any], object] = lambda value: value  # must differ between the values of a list
+    read: Callable[["At", Any], Any]  # converts a value in the file to the value of the field, or rejects it
+    identity: Callable[[Any], object] = lambda value: value  # equal for duplicates in a list of unique values
     sample: Callable[[str, object], str] = _assignment  # formats a key with an example, as in the file
 
 

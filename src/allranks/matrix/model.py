@@ -167,7 +167,7 @@ class Suite:
     """``[suites.NAME]``: folders and files of tests."""
 
     name: str
-    # Relative to the matrix file's folder or `home`, without paths below others. In the file, they are patterns.
+    # Relative to the matrix file's folder, or to `home`; none is below another. In the file, they may be patterns.
     paths: tuple[Path, ...] = key(
         many(relative_path(must_exist=False, is_inside=True), least=1, or_one=True),
         "Files and folders of tests, as paths or patterns (`*`, `?`, `**`); or `allranks:NAME`, a suite of allranks.",
@@ -202,7 +202,7 @@ class Suite:
     )
     unchecked_children: UncheckedChildren = key(
         choice(*get_args(UncheckedChildren)),
-        "How to report that a process that a test started failed, but the test passed; a crash is always an error.",
+        "How to report a failed child process of a passed test, unless it crashed, which is an error.",
         default="notice",
         example="error",
     )
@@ -411,7 +411,7 @@ class Limits:
         default=1024,
         example=4096,
     )
-    settings: Mapping[str, str] = field(default_factory=dict)  # the option or variable that set a limit, by its name
+    settings: Mapping[str, str] = field(default_factory=dict)  # by limit, the option or variable that set it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -528,7 +528,7 @@ class Matrix:
     )
     excludes: tuple[Rule, ...] = ()
     tables: Mapping[str, Any] = field(default_factory=dict)  # the tables of plug-ins, by name, as their dataclasses
-    finished: Mapping[str, str] = field(default_factory=dict)  # references of images from another machine, by name
+    image_references: Mapping[str, str] = field(default_factory=dict)  # of images built elsewhere, by name
     line: int = 1  # the line of ``[matrix]``
     warnings: tuple[str, ...] = ()
 

@@ -48,7 +48,7 @@ def select(expansion: Expansion, *texts: str) -> tuple[Cell, ...]:
         expansion: The expanded matrix.
         texts: Values of axes (``backend=nccl,world_size=2|4``), the signature of a nox session
             (``dist(backend='nccl', world_size=4)``), or a cell's id or a prefix (``nccl-w4``). An id without a number
-            of nodes is that of a cell on one node.
+            of nodes selects a cell on one node.
     """
     selection: dict[str, tuple[AxisValue, ...]] = {}
     for text in texts:
@@ -154,7 +154,7 @@ def _matches(cell: Cell, selection: Selection) -> bool:
 
 
 def _no_match(expansion: Expansion, selection: Selection) -> UsageError:
-    """The error for a selection of values that are on the axes, with the rules that dropped the combinations."""
+    """The error for a selection that matches only dropped cells, with the rules that dropped them."""
     rules = [rule for rule, cells in expansion.dropped.items() if any(_matches(cell, selection) for cell in cells)]
     why = " ".join(_described(expansion, rule) for rule in rules)
     remedy = "Select another cell (`allranks plan` lists them), or change that rule."

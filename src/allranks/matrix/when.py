@@ -116,7 +116,8 @@ def _repeated(points: Points, width: int, times: int) -> Points:
     return result
 
 
-Test = Callable[[Space | Point], Points]
+Evaluation = Callable[[Space | Point], Points]
+"""Finds the points of a space at which a condition holds."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,10 @@ class Condition:
 
     source: str
     names: tuple[str, ...] = field(compare=False)  # the axes in it, in axis order
-    literals: tuple[tuple[str, AxisValue], ...] = field(repr=False, compare=False)  # compared for equality, by axis
-    points: Test = field(repr=False, compare=False)  # the points of a space at which it holds
+    literals: tuple[tuple[str, AxisValue], ...] = field(
+        repr=False, compare=False
+    )  # with axes; not those compared by order
+    points: Evaluation = field(repr=False, compare=False)
 
     def holds(self, values: Mapping[str, AxisValue]) -> bool:
         """Whether the condition holds at a point, given by its value on each axis."""
@@ -138,11 +141,11 @@ def parse_condition(text: str) -> Condition:
     tree = _syntax(text)
     literals: list[tuple[str, AxisValue]] = []
     try:
-        test = _test(tree, literals, DEEPEST_NESTING)
+        points = _compiled(tree, literals, DEEPEST_NESTING)
     except RecursionError:  # in ast.unparse of a deep expression
         _reject(f"is nested more than {DEEPEST_NESTING} deep", "Split it into several rules.")
     named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return Condition(text, tuple(axis for axis in AXES if axis in named), tuple(literals), test)
+    return Condition(text, tuple(axis for axis in AXES if axis in named), tuple(literals), points)
 
 
 _LANGUAGE = "A condition compares axes: backend == 'nccl' and gpu_count < world_size, or world_size in [2, 4]."
@@ -181,17 +184,17 @@ def _syntax(text: str) -> ast.expr:
         _reject(f"cannot be read: {why}")
 
 
-def _test(node: ast.expr, literals: list[tuple[str, AxisValue]], depth_left: int) -> Test:
-    """Compile a node to a function of the space; its literals are appended to the list."""
+def _compiled(node: ast.expr, literals: list[tuple[str, AxisValue]], depth_left: int) -> Evaluation:
+    """Compile a node; append its literals to the list."""
     if depth_left == 0:
         _reject(f"is nested more than {DEEPEST_NESTING} deep", "Split it into several rules.")
     match node:
         case ast.BoolOp(op=op, values=values):
-            tests = [_test(value, literals, depth_left - 1) for value in values]
-            return _joined(operator.and_ if isinstance(op, ast.And) else operator.or_, tests)
+            parts = [_compiled(value, literals, depth_left - 1) for value in values]
+            return _joined(operator.and_ if isinstance(op, ast.And) else operator.or_, parts)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            test = _test(operand, literals, depth_left - 1)
-            return lambda space: space.everywhere & ~test(space)
+            points = _compiled(operand, literals, depth_left - 1)
+            return lambda space: space.everywhere & ~points(space)
         case ast.Compare(left=left, ops=ops, comparators=comparators):
             terms = pairwise(map(_term, (left, *comparators)))
             links = [_comparison(*pair, op, literals) for pair, op in zip(terms, ops, strict=True)]
@@ -206,8 +209,8 @@ def _where(comparison: Comparison, space: Space | Point) -> Points:
     return space.where(comparison)
 
 
-def _joined(join: Callable[[Points, Points], Points], tests: list[Test]) -> Test:
-    return tests[0] if len(tests) == 1 else lambda space: reduce(join, (test(space) for test in tests))
+def _joined(join: Callable[[Points, Points], Points], parts: list[Evaluation]) -> Evaluation:
+    return parts[0] if len(parts) == 1 else lambda space: reduce(join, (points(space) for points in parts))
 
 
 @dataclass(frozen=True)
