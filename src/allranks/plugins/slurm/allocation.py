@@ -29,7 +29,7 @@ SILENT: Final = 60.0
 """Seconds without an answer of the queue, or of the shared file system, until that is reported."""
 
 _START_LIMIT: Final = 600.0
-"""Seconds for allocated nodes to start, which may have to pull an image. If a cluster loses the first node before that,
+"""Seconds for allocated nodes to start; they may have to pull an image. If a cluster loses the first node before that,
 it may show the job as running forever."""
 
 OWNER_HEARTBEAT: Final = 15.0
@@ -57,7 +57,7 @@ class Queue(Protocol):
         """What is known about a job."""
 
     def cause_at_end(self, name: str) -> str:
-        """What ended a job whose lead agent has ended, which the queue may notice a while later."""
+        """What ended a job whose lead agent has ended; the queue may notice the end of the job a while later."""
 
     def cancel(self, name: str) -> None:
         """End a job, if it exists.
@@ -85,7 +85,7 @@ class Allocation:
     owner_file: Path | None = None  # its modification time is the orchestrator's heartbeat
     _owner_beat_at: float = -math.inf
     calls: FileCalls = field(default_factory=FileCalls)  # makes all calls on its files
-    unanswered_since: float | None = None  # when the call began that has no answer yet; None without such a call
+    unanswered_since: float | None = None  # the start of the call that has no answer yet; None without such a call
     on_placed: Callable[[], None] = field(default=lambda: None)
 
     def poll(self) -> Placement | None:
@@ -130,7 +130,7 @@ class Allocation:
 
     @property
     def unanswered_for(self) -> float:
-        """Seconds for which a call on the job's files has had no answer."""
+        """Seconds since the start of the call on the job's files that has no answer yet; 0 without such a call."""
         return 0.0 if self.unanswered_since is None else time.monotonic() - self.unanswered_since
 
     @property
@@ -197,7 +197,7 @@ class Allocation:
         self.calls.submit((self.folder / files.STOP).touch)
 
     def cancel(self) -> None:
-        """Cancel it in the queue, unless that does not answer."""
+        """Cancel it in the queue; ignore a queue that does not answer."""
         self.is_stopping = True
         with suppress(EngineError):
             self.queue.cancel(self.folder.name)

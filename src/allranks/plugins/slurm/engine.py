@@ -37,8 +37,8 @@ _COMMANDS: Final = ("sbatch", "squeue", "scancel", "srun")
 _PING: Final = 30.0
 """Seconds for the controller's answer."""
 
-_UNBOUNDED: Final = 1_000_000
-"""Cores, and a thousandth of the memory in MiB: more than any run needs, since SLURM itself schedules its nodes."""
+_UNBOUNDED: Final = 1_000_000_000
+"""Cores, or MiB of memory: more than any run needs, because SLURM itself schedules its nodes."""
 
 _OWNER: Final = "owner.json"
 """File in a job's folder: the run and the host of its orchestrator."""
@@ -94,7 +94,7 @@ class SlurmEngine(Engine):
         return Path(os.path.expandvars(spool)).expanduser() if spool else cache_folder() / "slurm"
 
     def capacity(self) -> tuple[int, int]:
-        return _UNBOUNDED, _UNBOUNDED * 1000
+        return _UNBOUNDED, _UNBOUNDED
 
     def check(self, _inventory: Inventory) -> Iterator[Finding]:
         yield _check_controller()
@@ -113,8 +113,8 @@ class SlurmEngine(Engine):
     def adopt(self, spec: JobSpec) -> AbstractContextManager[SharedFolderJob] | None:
         """Take over a job of an earlier orchestrator of this run.
 
-        A job that runs only some of its tests is ended instead: its results would be mistaken for those of the whole
-        job.
+        A submitted job that runs only some of its tests is canceled instead: its results would be mistaken for those of
+        the whole job.
 
         Raises:
             EngineError: It belongs to an orchestrator on another host that was alive less than a minute ago.
@@ -198,11 +198,11 @@ class SlurmEngine(Engine):
         return Leftovers(dead, unknown)
 
     def _folders(self) -> Iterator[tuple[Path, Owner]]:
-        for folder in sorted(self._spool.glob(f"*/{_OWNER}")):
+        for file in sorted(self._spool.glob(f"*/{_OWNER}")):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                if folder.stat().st_uid == os.geteuid():
-                    owner = json.loads(folder.read_text(encoding="utf-8"))
-                    yield folder.parent, Owner(str(owner["run"]), str(owner["host"]))
+                if file.stat().st_uid == os.geteuid():
+                    owner = json.loads(file.read_text(encoding="utf-8"))
+                    yield file.parent, Owner(str(owner["run"]), str(owner["host"]))
 
 
 def _owner_json(spec: JobSpec) -> str:

@@ -21,7 +21,7 @@ class FileCalls:
         threading.Thread(target=_make, args=(self._calls,), name="files", daemon=True).start()
 
     def submit(self, call: Callable[[], T]) -> "Future[T]":
-        """Make a call after those submitted before it."""
+        """Queue a call, and return its future result."""
         answer: Future[T] = Future()
         self._calls.put((answer, call))
         return answer
@@ -30,7 +30,7 @@ class FileCalls:
         """Make a call, and return its result.
 
         Raises:
-            OSError: The call failed, or took longer than this.
+            OSError: The call failed, or took longer than `seconds`.
         """
         answer = self.submit(call)
         if not wait([answer], seconds).done:
@@ -52,7 +52,7 @@ def _make(calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") ->
 
 
 def call_in_thread(call: Callable[[], T], seconds: float) -> T:
-    """The result of one call in its own thread, as :meth:`FileCalls.call` returns it."""
+    """Make one call in its own thread, as :meth:`FileCalls.call` does."""
     calls = FileCalls()
     try:
         return calls.call(call, seconds)

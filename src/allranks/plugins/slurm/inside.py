@@ -34,7 +34,7 @@ def run_inside(
         run_here: Runs the command on an engine.
 
     Raises:
-        UsageError: No launcher has started this process, or an option excludes its nodes.
+        UsageError: No launcher has started this process, or an option cannot be combined with ``--inside``.
         EngineError: The processes do not find each other, or process 0 is gone.
     """
     process = _launched(options)
@@ -50,7 +50,7 @@ def run_inside(
 def _launched(options: "Options") -> LaunchedProcess:
     process = launched_process(os.environ)
     if process is None:
-        msg = "--inside needs a process that a launcher has started, and this process has none."
+        msg = "--inside needs a launcher, but none has started this process."
         why = "Neither RANK and WORLD_SIZE (torchrun, pods) nor the variables of srun or mpirun are set."
         remedy = "Drop --inside, or start allranks with a launcher: srun --ntasks-per-node=1 allranks run --inside …"
         raise UsageError(msg, why=why, remedy=remedy)

@@ -26,14 +26,14 @@ class Slurm:
         example="/shared/me/allranks",
         unset="one in the user's cache",
     )
-    jobs: int = key(whole(1), "How many jobs are queued or running at most.", default=100, example=20)
+    jobs: int = key(whole(1), "The maximum number of queued and running jobs.", default=100, example=20)
     container: str | None = key(
         text(
             r"^(apptainer|charliecloud|docker|pyxis):.*\S",
             "names no image of a known runtime",
             'Write one of "apptainer:IMAGE", "charliecloud:IMAGE", "docker:IMAGE", "pyxis:IMAGE".',
         ),
-        "What jobs run in, as RUNTIME:IMAGE; all nodes must see the image, whose file is an absolute path.",
+        "The container of jobs, as RUNTIME:IMAGE, which all nodes must see; paths must be absolute.",
         default=None,
         example="apptainer:/shared/me/torch.sif",
         unset="an environment that allranks makes",

@@ -98,7 +98,7 @@ def unusable_folder(folder: Path, error: OSError) -> EngineError:
 
 
 def reject_running_launch(path: Path) -> None:
-    """Reject a folder that another running launch of this name uses: its process touches its file.
+    """Reject a folder in which another running launch of this name touches `path`, the file of one of its processes.
 
     Raises:
         EngineError: Another launch uses it.
@@ -116,8 +116,8 @@ def reject_running_launch(path: Path) -> None:
 class HeartbeatMonitor:
     """Detects whether another process is alive.
 
-    It counts its own looks instead of comparing clocks: after a pause of all processes, as on a laptop that was
-    suspended, each of them again has the whole limit for its next heartbeat.
+    It counts its own looks instead of comparing clocks, so that a pause of all processes, as on a suspended laptop,
+    does not count as silence.
 
     Args:
         path: The file that the other process touches.

@@ -52,7 +52,7 @@ _EXIT_TIMEOUT: Final = 10.0
 class LaunchLeader:
     """The nodes of a launch, and the queue of the jobs on several of them.
 
-    A node other than this one runs one such job at a time; jobs get their nodes in the order in which they start.
+    Each other node runs one such job at a time. Jobs that may start get their nodes in the order of submission.
 
     Args:
         members: All processes, by rank.
@@ -88,7 +88,7 @@ class LaunchLeader:
             self._jobs[job.name] = job
 
     def cancel(self, name: str) -> None:
-        """Free the nodes of a job; its supervisors read in its folder that they have to end."""
+        """Free the nodes of a job; its supervisors end when they see the stop file, or that the folder is gone."""
         with self._lock:
             self._jobs.pop(name, None)
 
@@ -108,7 +108,7 @@ class LaunchLeader:
         return ""  # the launcher ends no single job
 
     def _run(self) -> None:
-        """Monitor the others until the session ends. The supervisors of this node are children of this thread."""
+        """Monitor the other processes until the session ends. This thread also starts the supervisors of this node."""
         while not self._is_closing.is_set():
             self._own.heartbeat()
             self._find_lost()
@@ -130,7 +130,7 @@ class LaunchLeader:
                 self.lost.add(rank)
 
     def _assign_nodes(self) -> None:
-        """Assign nodes to the jobs that may start, in the order in which they were submitted."""
+        """Assign nodes to the jobs that may start, in the order of submission."""
         busy = {rank for job in self._jobs.values() for rank in job.ranks}
         alive = [rank for rank in self._ranks[1:] if rank not in self.lost]
         free = [rank for rank in alive if rank not in busy]

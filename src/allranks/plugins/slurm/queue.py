@@ -134,7 +134,7 @@ class SlurmQueue:
     def cause_at_end(self, name: str) -> str:
         """What ended a job, once SLURM shows that it has ended, or after three polls.
 
-        While SLURM cleans up after a job (COMPLETING), it hides what ended it (CANCELLED).
+        While SLURM cleans up after a job (COMPLETING), it hides why the job ended (CANCELLED).
         """
         deadline = time.monotonic() + 3 * POLL
         while True:

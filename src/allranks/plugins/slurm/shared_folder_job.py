@@ -55,7 +55,7 @@ _FILES: Final = 10.0
 """Seconds for the answer of a shared file system when a job has ended."""
 
 _ANSWER: Final = 60.0
-"""Seconds for its answer before a job starts."""
+"""Seconds for the answer of a shared file system before a job starts."""
 
 _COPYING: Final = 600.0
 """Seconds to copy the results of a job."""
@@ -102,10 +102,10 @@ def _fill(folder: Path, spec: JobSpec) -> None:
         (own / files.RESULTS).mkdir(parents=True)
         for copy in spec.carried:
             copy_files(copy, own / files.RESULTS)
-        post = NodeConfig(node=node, leader="", port=0, token=token) if spec.agent.nodes > 1 else None
+        config = NodeConfig(node=node, leader="", port=0, token=token) if spec.agent.nodes > 1 else None
         # The leased GPUs are on this host; other nodes detect theirs.
         checks = () if node else spec.agent.check_gpus
-        write_whole(own / files.CONFIG, replace(spec.agent, node_config=post, check_gpus=checks).to_json())
+        write_whole(own / files.CONFIG, replace(spec.agent, node_config=config, check_gpus=checks).to_json())
         for name in (files.PLACED, files.EXIT):
             files.reserve(own / name)
 
@@ -162,8 +162,8 @@ class _NodeAgent:
         # The exit first: once it exists, the stream is complete.
         ended = self._read_exit()
         yield from self._read_stream()
-        has_counterpart_ended = job.gone_since is not None or job.followers_ended_at < math.inf
-        if self._node == 0 and job.placed_at is not None and has_counterpart_ended:
+        should_end = job.gone_since is not None or job.followers_ended_at < math.inf
+        if self._node == 0 and job.placed_at is not None and should_end:
             self._check_alive()
         if ended is not None:
             yield from self._check_stream()
@@ -172,7 +172,7 @@ class _NodeAgent:
             self._is_at_end = True
 
     def _check_alive(self) -> None:
-        """Note whether the node has written anything since the last poll, after the queue or its followers ended."""
+        """Note whether the lead node has written since the last poll, once the queue or all other nodes have ended."""
         if (at := last_change(self.folder / files.PLACED)) is not None:
             if self._last_change not in {None, (at, self._offset)}:
                 self._allocation.alive_at = time.monotonic()
@@ -313,7 +313,7 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
         return replace(ending, began=self._allocation.placed_at, ended_by=self._ended_by, is_disturbed=disturbed)
 
     def _stop_all(self, sink: RecordSink) -> None:
-        # If nodes are left when the job's time is up, that is why they end.
+        # If nodes are left when the job's time is up, the time limit is the expected reason for their end.
         is_first, is_expected = not self._has_stopped, self._allocation.is_stopping or not self._is_over()
         self._has_stopped = True
         if is_first and (self._leader.has_ended or self._allocation.is_lost):
@@ -346,7 +346,8 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
         seconds = _FILES if self._allocation.unanswered_for else _COPYING
 
         def copy() -> None:
-            if leader.ended is not None or not files.is_gone(leader.folder):  # else the job's end reports it
+            # If the lead node's folder is gone before its agent has ended, the end of the job reports that.
+            if leader.ended is not None or not files.is_gone(leader.folder):
                 collect_results(folders, results)
 
         try:

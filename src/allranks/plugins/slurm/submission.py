@@ -23,7 +23,7 @@ def job_name(spec: JobSpec) -> str:
 
 
 def script(spec: JobSpec, folder: Path, package: Path, container: str | None = None) -> str:
-    """The batch script: starts a supervisor on all nodes at once; one that ends does not end the others."""
+    """The batch script, which starts a supervisor on each node; the first one to end does not end the others."""
     supervisor = package / SUPERVISOR
     step = [
         *("srun", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--export=ALL"),

@@ -48,7 +48,7 @@ HOST_VARIABLES: Final = ("PYTHONHOME", "TMPDIR")
 
 
 def agent_command(python: str, folders: AgentFolders, node: int) -> tuple[str, ...]:
-    """The command of a node's agent, with the paths of its folders as it sees them."""
+    """The command of a node's agent; if it runs in a container, `folders` are the paths inside."""
     own = folders.job / f"node-{node}"
     return (
         *(python, *ISOLATED, str(folders.package / "allranks" / "agent" / "__main__.py")),

@@ -59,7 +59,7 @@ class NodeContainer:
     variables: Mapping[str, str]  # the agent's environment on the node; GPUs are made available if it names any
 
     def launch(self, agent: tuple[str, ...], outside: AgentFolders, scratch: Path) -> AgentLaunch:
-        """The command that starts the agent in this container, which this process owns.
+        """The command that starts the agent in this container, with this process as the container's owner.
 
         Args:
             agent: The agent's command, with the folders of :data:`INSIDE`.
@@ -98,7 +98,7 @@ def _cpus(variables: Mapping[str, str]) -> tuple[str, ...]:
     options = (f"--cpuset-cpus={','.join(map(str, own))}",)
     if not given.isdecimal() or not 0 < int(given) < len(own):
         return options
-    # Not --cpus: a kernel without CPU quotas rejects it, but ignores these with a warning.
+    # Not --cpus: without CPU quotas in the kernel, it is an error, but these options only cause a warning.
     return (*options, f"--cpu-period={_PERIOD}", f"--cpu-quota={_PERIOD * int(given)}")
 
 

@@ -126,9 +126,9 @@ class NodeSupervisor:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.visible for gpu in gpus)
         held = None
         if config.node_config is not None:
-            post, held = self._rendezvous(config.node_config, config.limits.limit("assembly"))
-            config = replace(config, node_config=post, master_addr=post.leader)
-            if interface := interface_towards(post.leader):
+            own, held = self._rendezvous(config.node_config, config.limits.limit("assembly"))
+            config = replace(config, node_config=own, master_addr=own.leader)
+            if interface := interface_towards(own.leader):
                 variables.update(GLOO_SOCKET_IFNAME=interface, TP_SOCKET_IFNAME=interface)
         write_whole(self._own / CONFIG, config.to_json())
         (self._own / RESULTS).mkdir(exist_ok=True)
@@ -138,11 +138,11 @@ class NodeSupervisor:
             if held is not None:
                 held.close()
 
-    def _rendezvous(self, post: NodeConfig, limit: TimeLimit) -> tuple[NodeConfig, socket.socket | None]:
+    def _rendezvous(self, own: NodeConfig, limit: TimeLimit) -> tuple[NodeConfig, socket.socket | None]:
         """Complete the node's configuration with the address of node 0, which also returns its reserved port.
 
         Raises:
-            OSError: Node 0 has not published its address in this time.
+            OSError: Node 0 has not published its address within the limit.
         """
         path = self._folder / RENDEZVOUS
         held = None
@@ -156,7 +156,7 @@ class NodeSupervisor:
                 msg = f"node 0 has not published its address within {limit.words()}"
                 raise OSError(msg)
             time.sleep(_POLL_INTERVAL)
-        return replace(post, **json.loads(path.read_text(encoding="utf-8"))), held
+        return replace(own, **json.loads(path.read_text(encoding="utf-8"))), held
 
     def _launch(self, order: NodeOrder, scratch: Path, variables: Mapping[str, str]) -> AgentLaunch:
         outside = AgentFolders(job=self._folder, code=Path(order.code), package=COMMAND.parents[2])
@@ -251,14 +251,14 @@ def _pipe(agent: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """The address at which other nodes reach this one: a given address if it is this node's, or that of its name."""
+    """The address at which other nodes reach this node: from a variable, if it is its own, or from its host name."""
     found = ""
-    for name in (environ.get(ADDRESS_VARIABLE, ""), environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), socket.gethostname()):
+    names = (environ.get(ADDRESS_VARIABLE), environ.get("SLURM_LAUNCH_NODE_IPADDR"), socket.gethostname())
+    for name in filter(None, names):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.bind((name, 0))
-            if name:
-                found = str(probe.getsockname()[0])
-                break
+            found = str(probe.getsockname()[0])
+            break
     if not found.startswith("127."):
         return found or "127.0.0.1"
     # Debian gives a host's own name a loopback address.
@@ -284,7 +284,7 @@ def interface_towards(address: str) -> str:
 def gpus_to_check(environ: Mapping[str, str]) -> tuple[GpuToCheck, ...]:
     """The GPUs that the cluster gave to this node's step, by UUID: their numbers may start at 0 in each job.
 
-    Without nvidia-smi, GPUs are not checked, and the variable that the cluster has set stays.
+    Empty without nvidia-smi: then GPUs are not checked, and ``CUDA_VISIBLE_DEVICES`` stays as the cluster has set it.
     """
     numbers = [part for part in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
     try:
@@ -301,8 +301,8 @@ def gpus_to_check(environ: Mapping[str, str]) -> tuple[GpuToCheck, ...]:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run one node of a job, given the job's folder and the number of the node.
 
-    SLURM gives the node in a variable instead, and ends this process with its step. Otherwise, this process ends with
-    its parent.
+    Under SLURM, there is no number: the node is in ``SLURM_NODEID``, and SLURM ends this process with its step. With a
+    number, this process ends with its parent.
     """
     folder, *node_argument = arguments
     if node_argument:

@@ -1,6 +1,7 @@
 """Copies an agent's records from a pipe to a shared file system, which may be full, slow or unreachable.
 
-A failed write is retried. In the meantime the pipe buffers the records, and then the agent, whose clocks keep running.
+A failed write is retried. In the meantime, the pipe buffers the records. When the pipe is full, the agent buffers them,
+and its clocks keep running.
 """
 
 import os
