@@ -21,7 +21,7 @@ from allranks.protocol.rates import missed, needed, percent, unseen_rate
 from allranks.protocol.xml_text import clipped
 
 _FEWEST: Final = 3
-"""The fewest passes of a good commit, because the rate may vary with the load of the machine."""
+"""The fewest repetitions, all passed, after which a commit counts as good: rates vary with the load of the machine."""
 
 _SHOWN: Final = 10
 
@@ -43,7 +43,7 @@ class Commits:
     repeater: Repeater  # repeats the test there
     job: Job
     tallies: dict[str, JobTally] = field(default_factory=dict)  # by the full name of each commit that was tried
-    risk: float = 0.0  # the probability so far that a commit that counts as good is bad
+    risk: float = 0.0  # the probability that a commit counted as good so far is bad
 
     def measure(self, commit: str) -> JobTally:
         """Repeat the test at the bad commit until its rate is known.
@@ -185,7 +185,7 @@ def _moved(matrix: Matrix, top: Path, tree: Path) -> Matrix:
 
 @contextmanager
 def _worktree_python_path(top: Path, tree: Path) -> Iterator[None]:
-    """Replace folders of the checkout in ``PYTHONPATH`` by those of the worktree, if they are committed."""
+    """In ``PYTHONPATH``, replace folders of the checkout by those of the worktree, if they exist there."""
     before = os.environ.get("PYTHONPATH")
     if before is None:
         yield

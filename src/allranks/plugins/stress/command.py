@@ -22,13 +22,13 @@ _LAST_SEED = (1 << 32) - 1
 """Random number generators take 32-bit seeds."""
 
 _DAY = 86_400.0
-"""Seconds for a job whose repetitions are limited by a count: each repetition has its own time limit."""
+"""Seconds for a job without --duration: each repetition has its own time limit."""
 
 _REPLAYS = 10
 """Repetitions of a replay without --count, --duration or --until-failure."""
 
 _MOST_GANGS = 32
-"""A limit because one process supervises all gangs of a job."""
+"""The most gangs of a job by default, because one process supervises all of them."""
 
 _ENDS = "how often"
 
@@ -127,7 +127,7 @@ def run(options: Options) -> ExitCode:
 
 
 def _reject_unused_delays(skew: str, ranks: int) -> None:
-    """Reject delays of ranks that do not exist: a run without them would be mistaken for one that survived them."""
+    """Reject delays of ranks that do not exist: a run without these would be mistaken for one that passed with them."""
     for delay in () if skew in LEVELS else parse_delays(skew):
         most, what = (MOST_BUSY, "number of processes") if delay.kind == "busy" else (ranks - 1, "rank")
         if delay.rank > most:

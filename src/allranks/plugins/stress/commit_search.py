@@ -6,7 +6,8 @@ Between = Callable[[Collection[str], str], Sequence[str]]
 """The ancestors of a bad commit, including itself, that are not ancestors of a good one; best candidates first."""
 
 _LEAPS = 3
-"""After a commit that cannot be tested, the next one is further away: its neighbors are probably broken as well."""
+"""Parts of the list of candidates: after a commit that cannot be tested, the search continues in the next part, because
+the neighbors of that commit are probably broken as well."""
 
 
 def suspects(good: str, bad: str, between: Between, judge: Callable[[str], bool | None]) -> Sequence[str]:

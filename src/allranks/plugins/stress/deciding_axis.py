@@ -2,7 +2,7 @@
 
 Each predicate on one axis (``world_size >= 4``) splits the cells in two. The split with the smallest probability under
 equal rates wins; this probability is multiplied by the number of splits and of looks (Bonferroni). The search continues
-among the cells that fail, because another axis may decide there.
+among the cells that fail more often, because another axis may decide there.
 """
 
 import math

@@ -72,7 +72,7 @@ class GitHistory:
             raise UsageError(msg, remedy="Name commits, branches or tags: --git v1.2..HEAD") from None
 
     def between(self, good: Collection[str], bad: str) -> Sequence[str]:
-        """The ancestors of `bad` that are not ancestors of a good commit; those that bisect them best come first."""
+        """The ancestors of `bad` that are not ancestors of a good commit; the best ones to test next come first."""
         output = self.git("rev-list", "--bisect-all", bad, *(f"^{commit}" for commit in good))
         return [line.split()[0] for line in output.splitlines()]
 

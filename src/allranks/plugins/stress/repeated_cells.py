@@ -58,7 +58,7 @@ class Repeater:
     results: Path  # the folder of all runs
 
     def repeat(self, tallies: Iterable[JobTally], count: int, *, until_failure: bool = False) -> ExitCode:
-        """Repeat the test this often in each of these jobs, add the results, and return the run's exit code.
+        """Repeat the test `count` times in each of these jobs, add the results, and return the run's exit code.
 
         Raises:
             RunInterrupted: The run was interrupted.
@@ -103,7 +103,7 @@ def jobs_of_one_suite(expansion: Expansion, jobs: Sequence[Job]) -> list[Job]:
 
 
 def repeat_until(is_enough: Callable[[], bool], repeater: Repeater, tallies: Sequence[JobTally]) -> ExitCode:
-    """Repeat the test in rounds, each as long as all before it, until it is enough; return the last exit code."""
+    """Repeat the test in rounds, each as long as all earlier ones, until `is_enough`; return the last exit code."""
     count, done = min(_FIRST, repeater.options.most), 0
     while True:
         code = repeater.repeat(incomplete := [tally for tally in tallies if not tally.is_complete], count)

@@ -106,7 +106,7 @@ def run_baseline(repetitions: Repetitions, stress: Stress, program: Program, job
 
 
 def torch_command(nodeid: str, options: ItemOptions) -> Sequence[str]:
-    """The arguments of Python that run a test without allranks, in the way that its file supports."""
+    """The arguments of Python that run a test without allranks: as a script if its file is one, else with pytest."""
     file, *names = nodeid.split("::")
     return [file, ".".join(names)] if options.is_script else ["-m", "pytest", "-q", "-p", "no:cacheprovider", nodeid]
 

@@ -1,4 +1,4 @@
-"""Finds the delays that failures need, by more repetitions on the job's own gangs after the others are done."""
+"""Finds the delays that failures need, by further repetitions on the job's own gangs after the regular ones."""
 
 import re
 import time
@@ -18,9 +18,9 @@ from allranks.plugins.stress.agent.skew import (
     Delay,
     drawn_delays,
     format_delays,
+    format_outside,
     max_delay,
     milliseconds,
-    outside_in,
     parse_delays,
 )
 from allranks.plugins.stress.agent.stress_run import Repetitions, seconds_of, was_bad
@@ -57,7 +57,7 @@ class Trials:
 
     Attributes:
         locations: The locations of a result's delays, as its ranks have logged them.
-        shown: The ends of the last repetition that failed with these delays.
+        shown: The ends of the last repetition that failed with the delays of the result.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Trials:
         return replace(command, seed=self._failed.seed, instructions=self._skew)
 
     def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
-        return outside_in(command.instructions, command.seed, ranks, is_joining=is_joining)
+        return format_outside(command.instructions, command.seed, ranks, is_joining=is_joining)
 
     def take(self, started: TestStarted, ends: Sequence[End]) -> None:
         if (bad := was_bad(started, ends)) is not None:

@@ -24,7 +24,7 @@ _CLEAR: Final = 4
 """Failures after which these repetitions stop, because each failure that hangs takes seconds."""
 
 _MORE: Final = 50
-"""More repetitions if none of the first failed."""
+"""Additional repetitions if none of the first failed."""
 
 _MOST: Final = 60
 """The most repetitions for one set of delays."""
@@ -33,7 +33,7 @@ _WITHOUT: Final = 200
 """Repetitions without delays, at the end."""
 
 _MISSED: Final = 0.01
-"""The probability that all repetitions pass by chance, or that rates with and without delays differ by chance."""
+"""The accepted probability that repetitions pass by chance, or that rates with and without delays differ by chance."""
 
 _HALVINGS: Final = 6
 """How often a delay is halved: to 1.6 % of the one that was drawn."""
@@ -112,14 +112,14 @@ def shrink(
 
 
 def _likely(drawn: Sequence[Delay], made: Sequence[Delay], fails: Callable[[Sequence[Delay]], bool]) -> Sequence[Delay]:
-    """The delays to search: only those of calls if these are sufficient, because a call has a source line."""
+    """The delays to search: only delays of calls if these suffice, because a call has a source line."""
     calls = [delay for delay in made if delay.is_at_call]
     parts = (calls, made) if len(calls) < len(made) else (made,)
     return next((some for some in parts if 0 < len(some) < len(drawn) and fails(some)), drawn)
 
 
 def _replaced_by_calls(found: list[Delay], fails: Callable[[Sequence[Delay]], bool]) -> list[Delay]:
-    """Replace delays from outside by delays of the rank's first calls, which have a source line, if these fail, too."""
+    """Replace delays from outside by delays of the rank's first calls, which have a source line, if it still fails."""
     for index, outside in enumerate(found):
         calls = _CALLS if outside.kind in _ON_ONE_RANK else ()
         lengths = (outside.seconds * factor for factor in (1.0, 0.5, 2.0))
@@ -130,7 +130,7 @@ def _replaced_by_calls(found: list[Delay], fails: Callable[[Sequence[Delay]], bo
 
 
 def _made_reliable(found: list[Delay], search: Count) -> list[Delay]:
-    """Double the delays if they then fail as often, to be less borderline; repeat this if they fail more often."""
+    """Double the delays, to be less borderline: once if they fail reliably, else while they fail clearly more often."""
     bad, runs = search(format_delays(found), _FIRST, _FIRST)
     for doubling in range(_DOUBLINGS if bad else 0):
         is_sure = bad >= 0.9 * runs
@@ -164,7 +164,7 @@ def smallest(parts: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> Sequen
 
 
 def tries_for(bad: int, runs: int) -> int:
-    """The number of repetitions of which one fails with 99 % probability, at the lowest rate that fits the counts."""
+    """How many repetitions make a failure 99 % probable, at the lowest rate that fits the counts."""
     low = interval(bad, runs)[0]
     return _MOST if low <= 0 else min(_MOST, math.ceil(math.log(_MISSED) / math.log1p(-low)))
 

@@ -108,7 +108,7 @@ class LateRank:
 def late_rank(level: SkewLevel, seed: int, rank: int) -> LateRank | None:
     """How a rank is late in the repetition with this seed; None if it is not late.
 
-    Each rank is late with a probability of one half, so of two ranks, usually one is late.
+    Each rank is late with a probability of one half, so that often only some ranks are late.
     """
     if _drawn(seed, rank, "late") < 0.5:
         return None
@@ -163,7 +163,7 @@ def drawn_outside(skew: str, seed: int, ranks: int) -> tuple[Delay, ...]:
     return tuple(found)
 
 
-def outside_in(skew: str, seed: int, ranks: int, *, is_joining: bool) -> str:
+def format_outside(skew: str, seed: int, ranks: int, *, is_joining: bool) -> str:
     """The supervisor's delays in a repetition, as :func:`parse_delays` reads them; empty for none.
 
     Args:

@@ -18,7 +18,7 @@ from allranks.agent.program import Program
 from allranks.agent.record_stream import Journal
 from allranks.agent.supervisor.test_loop import End, split_by_gang
 from allranks.plugins.stress.agent.settings import Stress, seed_of_repetition
-from allranks.plugins.stress.agent.skew import outside_in
+from allranks.plugins.stress.agent.skew import format_outside
 from allranks.protocol.outcomes import Outcome, disagree
 from allranks.protocol.records import (
     FailureCourse,
@@ -118,7 +118,7 @@ class Repetitions:
         self._program = program
         self._journal = journal
         self._clock = clock
-        self._assemblies = list(split_by_gang(program.options, range(len(program.tests))))
+        self._indices_by_gang = list(split_by_gang(program.options, range(len(program.tests))))
         how = RepetitionTally(command="stress", how=" ".join(options_of(stress.skew)))
         self._tests = {nodeid: _Test(tally=how) for nodeid in program.tests}
         self._notes: Counter[type[Record]] = Counter()
@@ -131,7 +131,7 @@ class Repetitions:
     def next_turn(self) -> Sequence[int] | None:
         """The tests for the next gang, the one with the fewest repetitions first; None if there are no more."""
         with self._lock:
-            turns = [[index for index in indices if self._may_begin(index)] for indices in self._assemblies]
+            turns = [[index for index in indices if self._may_begin(index)] for indices in self._indices_by_gang]
             found = min(filter(None, turns), key=lambda turn: min(map(self._reserved, turn)), default=None)
             if found is None:
                 return None
@@ -141,7 +141,7 @@ class Repetitions:
 
     def steps(self, indices: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield the index of the next test and of the one after it; :meth:`next_turn` has reserved the first."""
-        seconds = TURN if len(self._assemblies) > 1 else math.inf
+        seconds = TURN if len(self._indices_by_gang) > 1 else math.inf
         ends, least = self._clock() + seconds, len(indices)
         shares_ranks = self._program.options[indices[0]].shares_ranks
         pairs = zip(indices, [*indices[1:], indices[0]], strict=True)
@@ -168,7 +168,7 @@ class Repetitions:
         return replace(command, seed=seed, instructions=self._stress.skew)
 
     def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
-        return outside_in(command.instructions, command.seed, ranks, is_joining=is_joining)
+        return format_outside(command.instructions, command.seed, ranks, is_joining=is_joining)
 
     def take(self, started: TestStarted, ends: Sequence[End]) -> None:
         """Count a repetition, and write its records if it failed."""
@@ -232,7 +232,7 @@ class Repetitions:
         return self._tests[nodeid].tally.runs
 
     def set_baseline(self, nodeid: str, runs: int, bad: int, command: str) -> None:
-        """Report the results of a test under torch's own runner, with the command or why there are none."""
+        """Store the results of a test under torch's own runner; if it has none, `command` is the reason."""
         test = self._tests[nodeid]
         test.tally = replace(test.tally, beside_runs=runs, beside_bad=bad, beside=command)
 
@@ -307,7 +307,7 @@ class Repetitions:
 
 
 def _summary_records(nodeid: str, test: _Test) -> Sequence[Record]:
-    """The records for a test as a whole: those of its last repetition, or its failure rate if one failed."""
+    """The records for a test as a whole: with its failure rate if a repetition failed, else those of the last one."""
     ends = [end for end in test.first_bad if not isinstance(end, FailureCourse)]
     if not ends:
         return test.last
