@@ -8,7 +8,7 @@ from allranks.errors import ResultsError
 from allranks.plugins.conformance.capabilities import (
     Capability,
     CapabilityKey,
-    CapabilityReader,
+    add_tests,
     as_document,
     changes,
     from_document,
@@ -103,10 +103,10 @@ def suite(tests, cell="mine-w2-g0-tcp"):
 
 
 def tables_of(*suites):
-    reader = CapabilityReader()
+    tables = {}
     for item in suites:
-        reader.add(item)
-    return reader.tables
+        add_tests(tables, item)
+    return tables
 
 
 REDUCE = {"operation": "all_reduce", "dtype": "int32"}

@@ -17,7 +17,7 @@ from allranks.report.results import TestVerdict, VerdictRule
 from allranks.report.untrusted import parsed
 
 MOST_CELLS: Final = 5_000
-"""The most cells of a backend's table, not counting failed ones: a suite may tag its tests arbitrarily."""
+"""The size of a backend's table from which only bad cells are added: a suite may tag its tests arbitrarily."""
 
 _MOST_EXAMPLES: Final = 5
 _MESSAGE: Final = 300
@@ -100,26 +100,20 @@ CapabilityTable = dict[CapabilityKey, CapabilityCell]
 """The capabilities of one backend."""
 
 
-class CapabilityReader:
-    """Collects the tables of all backends from the jobs of a run."""
-
-    def __init__(self) -> None:
-        self.tables: dict[str, CapabilityTable] = {}  # by backend; empty for a run without tagged tests
-
-    def add(self, suite: CellSuite) -> None:
-        """Add a job's tests."""
-        if not suite.tags:
-            return
-        backend = str(suite.axes.get("backend") or suite.cell.partition("-")[0])
-        table = self.tables.setdefault(backend, {})
-        for test in suite.tests:
-            tags = suite.tags.get(test.nodeid, {})
-            if (key := _key(tags)) is None or (state := state_of(test, tags, backend)) is None:
-                continue
-            if key in table or len(table) < MOST_CELLS or state.is_bad:
-                message = cut(first_line(test.verdict.message), _MESSAGE)
-                cell = table.setdefault(key, CapabilityCell())
-                cell.add(state, BadTest(nodeid=test.nodeid, cell=suite.cell, message=message))
+def add_tests(tables: dict[str, CapabilityTable], suite: CellSuite) -> None:
+    """Add the tagged tests of a job to the table of its backend."""
+    if not suite.tags:
+        return
+    backend = str(suite.axes.get("backend") or suite.cell.partition("-")[0])
+    table = tables.setdefault(backend, {})
+    for test in suite.tests:
+        tags = suite.tags.get(test.nodeid, {})
+        if (key := _key(tags)) is None or (state := state_of(test, tags, backend)) is None:
+            continue
+        if key in table or len(table) < MOST_CELLS or state.is_bad:
+            message = cut(first_line(test.verdict.message), _MESSAGE)
+            cell = table.setdefault(key, CapabilityCell())
+            cell.add(state, BadTest(nodeid=test.nodeid, cell=suite.cell, message=message))
 
 
 def _key(tags: Mapping[str, str]) -> CapabilityKey | None:
@@ -129,10 +123,10 @@ def _key(tags: Mapping[str, str]) -> CapabilityKey | None:
 
 
 def state_of(test: TestVerdict, tags: Mapping[str, str], backend: str) -> Capability | None:
-    """The state that a test shows; None if it was skipped, but not because the backend does not support something.
+    """The state that a test shows; None if it did not run, or was skipped for a reason other than missing support.
 
-    An unexpected error is a wrong result. So is *unsupported* on one rank while another rank has a result or waits for
-    one, unless the test is tagged ``ranks="some"``: then ranks that do not take part may pass.
+    An unexpected error is a wrong result. It is also wrong if one rank reports *unsupported* and another has a result
+    or waits for one, unless the test is tagged ``ranks="some"``: then ranks that do not take part may pass.
     """
     verdict = test.verdict
     if verdict.is_bad:

@@ -7,9 +7,9 @@ from typing import Final
 
 from allranks.plugins.conformance.capabilities import (
     Capability,
-    CapabilityReader,
     CapabilityTable,
     ChangedCell,
+    add_tests,
     as_document,
     bad_cells,
 )
@@ -167,14 +167,14 @@ class CapabilitySection(SectionMaker):
     files = (TABLE_NAME,)
 
     def __init__(self) -> None:
-        self._reader = CapabilityReader()
+        self._tables: dict[str, CapabilityTable] = {}  # by backend; empty for a run without tagged tests
 
     def __call__(self, suite: CellSuite) -> None:
-        self._reader.add(suite)
+        add_tests(self._tables, suite)
 
     def section(self, merged: MergedRun) -> Section | None:
         """Write the files, and return the section; None without tagged tests."""
-        if not (tables := self._reader.tables):
+        if not (tables := self._tables):
             return None
         write_whole(merged.folder / TABLE_NAME, f"{json.dumps(as_document(merged.run_id, tables), indent=1)}\n")
         write_whole(merged.folder / f"{NAME}.md", as_markdown(tables))

@@ -35,7 +35,7 @@ Tables = Mapping[str, "CapabilityTable"]
 _SKIPS: Final = "allranks.testing.unsupported_skips"
 
 _GROUP_LIMIT: Final = 6
-"""The process group's time limit as a multiple of the test's, which must expire first to name the hanging rank."""
+"""The process group's time limit as a multiple of the test's limit, which must end first to name the hanging rank."""
 
 _LONGEST: Final = 3600
 """The most seconds of ``--time-limit``: the limit of a process group, a multiple of it, must fit into timers."""
@@ -170,7 +170,7 @@ def _copy_module(module: str, here: Path, target: Path) -> bool:
 
 
 def _check_module(options: Options, *, is_local: bool) -> None:
-    """Reject a module that is missing in this folder and in this interpreter, if that one runs the tests."""
+    """If this interpreter runs the tests, reject a module that neither it nor this folder has."""
     if options.module is None or is_local or options.engine != "process" or options.python:
         return
     if importlib.util.find_spec(options.module.partition(".")[0]) is None:
@@ -254,7 +254,7 @@ def _newest_table(backend: str, paths: Iterable[Path], own: Path) -> Path | None
 
 
 def _has_other_failure(folder: Path) -> bool:
-    """Whether a job, or a test without tags, failed, which no table shows."""
+    """Whether something failed that no table shows: a job, or a test without tags."""
     from allranks.report.merging import JSON_NAME  # noqa: PLC0415
 
     report = json.loads((folder / JSON_NAME).read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from allranks.protocol.xml_text import MESSAGE_LIMIT, cut, printable, readable
 from allranks.report.summary import fenced, markdown
 
 _LINES: Final = 40
-"""Lines of a message that are shown, counted from the end, where pip and image builders report the error."""
+"""The most lines of a message that are shown: the first, and the last ones, where pip and builders give the error."""
 
 _ITEM: Final = re.compile(r"^(\d*)([-=.])")
 
@@ -36,8 +36,7 @@ def _section(error: AllranksError, command: str) -> Iterator[str]:
     yield f"## allranks {markdown(command)}: exit code {error.exit_code:d}"
     for sentence in filter(None, (error.what, error.why, error.remedy)):
         lines = _last_lines(readable(sentence))
-        yield from ("",) if len(lines) == 1 else ()
-        yield from [_paragraph(lines[0])] if len(lines) == 1 else fenced("text", lines)
+        yield from ["", _paragraph(lines[0])] if len(lines) == 1 else fenced("text", lines)
 
 
 def _paragraph(line: str) -> str:

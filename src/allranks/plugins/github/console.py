@@ -37,7 +37,8 @@ class Actions:
     def untrusted_output(self, say: Callable[[str], None]) -> AbstractContextManager[object]:
         """Disable all workflow commands.
 
-        Only one stream may do so at a time: the order of two streams is undefined, and so is which token ends it.
+        Do this on only one stream at a time: the runner may read two streams in any order, so either token could be the
+        one that it waits for.
         """
         return commands_disabled(Commands(say))
 
@@ -50,7 +51,7 @@ class Actions:
         commands.enable()
 
     def report_cause(self, text: str) -> None:
-        """Set it as an output of the step, which the workflow's required check shows."""
+        """Set the output of the step that the workflow's required check shows."""
         set_reason(text)
 
 

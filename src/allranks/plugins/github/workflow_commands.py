@@ -75,7 +75,7 @@ def escaped(text: str, also: str = "") -> str:
 
 
 def add_summary(markdown: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Add a section to the step's summary; errors are ignored, so that they do not hide the error that it reports."""
+    """Add a section to the step's summary. Errors are ignored, because they would hide the error in the section."""
     _append(environ.get(SUMMARY, ""), f"{markdown.rstrip()}\n\n")
 
 

@@ -113,7 +113,7 @@ def record(
 
 
 def _record_job(database: "sqlite3.Connection", job: Mapping[str, int], statuses: Sequence[tuple[int, str]]) -> None:
-    """Record the statuses that a job has changed, given by the numbers of its tests."""
+    """Record the changed statuses of a job; tests are given by their numbers."""
     # Several shards may have an error of the same name.
     now = dict(statuses) | {test: status for test, status in statuses if Status(status[0]).is_bad}
     # If a job error is absent, the job has passed; a test that is absent has no outcome.
@@ -171,7 +171,7 @@ def _remove(database: "sqlite3.Connection", run: int) -> None:
 
 
 def _remove_before(database: "sqlite3.Connection", oldest: int) -> None:
-    """Remove all runs before one, but keep the status of each test in that run, and since when it has failed."""
+    """Remove the runs before `oldest`, but keep the status of each test in that run, and since when it has failed."""
     values: Values = {"oldest": oldest}
     gone = "SELECT cell, suite FROM job GROUP BY cell, suite HAVING max(run) < :oldest"
     for job in list(rows(database, gone, (int, int), values)):

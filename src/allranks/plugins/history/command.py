@@ -11,6 +11,7 @@ from allranks.cli.parser import CommandOptions, option, whole, writable_file
 from allranks.cli.printing import iso_time, say, say_json
 from allranks.errors import ExitCode, UsageError, counted
 from allranks.plugins.history.hooks import history_file, matrix_here
+from allranks.plugins.history.keys import HISTORY_FILE
 from allranks.protocol.xml_text import readable
 from allranks.report.status import Status
 
@@ -40,7 +41,7 @@ class Options(CommandOptions):
     history: Path | None = option(
         "--history FILE",
         _SHOW,
-        "the file to read (default: `file` of [history])",
+        f"the file to read (default: {HISTORY_FILE} next to the matrix file)",
         type=writable_file,
     )
     matrix: Path | None = matrix_option(_SHOW)

@@ -83,7 +83,7 @@ def _sides(options: Options) -> "tuple[Sequence[ComparedJob], Sequence[ComparedJ
 
 
 def _part(jobs: "Sequence[ComparedJob]", text: str, run: Path) -> "Sequence[ComparedJob]":
-    """The jobs of a run in cells with these values on axes, or with this id or prefix of an id."""
+    """The jobs of a run in the cells that a text selects: ``axis=value,...``, an id, or a prefix of ids."""
     if "=" in text:
         pairs = [pair.partition("=") for pair in text.split(",")]
         axes = {axis.strip(): value.strip() for axis, _, value in pairs}

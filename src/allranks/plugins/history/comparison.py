@@ -136,7 +136,7 @@ def _compare_jobs(a: ComparedJob | None, b: ComparedJob | None) -> Iterator[Diff
 
 
 def _absent(nodeid: str, job: ComparedJob | None) -> ComparedOutcome:
-    """The outcome of a test that a side lacks; a missing error of a job or run means that it passed."""
+    """The outcome of a test that a side lacks; if it stands for an error of a job or run, there was no such error."""
     is_error = nodeid.startswith("allranks::") and (job is not None or nodeid in _RUN_ERRORS)
     return ComparedOutcome(Status.PASSED) if is_error else _ABSENT
 
@@ -312,7 +312,7 @@ class _Jobs(JUnitReader):
 
 
 def _outcome(case: Mapping[str, str], details: CaseDetails) -> tuple[str, Status, str]:
-    """Node id, status and message of a testcase, as for merged XML of ranks."""
+    """Node id, status and message of a testcase."""
     facts = details.properties
     nodeid = facts.get("allranks.nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
     outcome, message, _ = details.worst

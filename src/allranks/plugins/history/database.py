@@ -106,7 +106,7 @@ def rows(
 @contextmanager
 def _connected(path: Path, mode: str, timeout: float) -> Iterator["sqlite3.Connection"]:
     try:
-        import sqlite3  # noqa: PLC0415 - a Python that was built without it has to merge as well
+        import sqlite3  # noqa: PLC0415 - a Python that was built without it must still be able to merge
     except ImportError as error:
         msg = f"needs the module sqlite3, which this Python does not have ({error})"
         raise HistoryError(msg) from error

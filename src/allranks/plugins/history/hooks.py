@@ -78,7 +78,7 @@ def allranks_sections(options: "CommandOptions", matrix: "Matrix | None") -> "Se
         return ()
     from allranks.plugins.history.recorder import HistoryRecorder  # noqa: PLC0415 - only for a report
 
-    matrix = matrix or matrix_here()  # a merge has none
+    matrix = matrix or matrix_here()  # `report` passes none
     return (HistoryRecorder(path, keep=_runs_to_keep(path, matrix)),)
 
 

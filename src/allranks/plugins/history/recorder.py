@@ -1,7 +1,7 @@
 """Collects the outcomes of a run while it is merged, and adds them to a history.
 
-The file may be missing, locked or damaged. Such a problem becomes one sentence of the report, which does not depend on
-the file.
+The file may be missing, locked or damaged. The report describes such a problem in one sentence, and is otherwise the
+same.
 """
 
 import re
@@ -36,7 +36,7 @@ _SHARD: Final = re.compile(r"@\d+of\d+$")
 
 
 def without_shard(suite: str) -> str:
-    """The name of a suite, given that of one of its shards."""
+    """The name of a suite without the number of a shard: ``rpc`` for ``rpc@2of4``."""
     return _SHARD.sub("", suite)
 
 

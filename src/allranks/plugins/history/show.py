@@ -94,13 +94,11 @@ def _lines(case: "ReportedCase", rank: int | None) -> Iterator[str]:
 
 
 def _details(case: "ReportedCase", own: "ReportedRank | None") -> Iterator[str]:
-    text = case.text if own is None else own.text
-    primary = next((rank for rank in case.ranks if rank.leads), None)
+    failed = own or next((rank for rank in case.ranks if rank.leads), case)
     yield from (f"    {line}" for line in case.message.splitlines()[:3] if own is None)
     if own is None and case.ranks:
         yield f"    ranks: {case.facts['ranks']}"
-    text = primary.text if primary and not own else text
-    yield from (f"      {line}" for line in excerpt(text, case.file, case.message))
+    yield from (f"      {line}" for line in excerpt(failed.text, case.file, case.message))
 
 
 def _print_json(options: Options, cases: Iterator["ReportedCase"], counts: "Counts") -> None:

@@ -94,8 +94,8 @@ class TrendEntry:
 
     test: HistoricTest
     trend: Trend
-    bad: int  # the runs among ``of`` in which it failed, or failed before it passed
-    of: int  # the runs of the window in which it has an outcome
+    bad: int  # the number of runs among ``of`` in which it failed, at least at first
+    of: int  # the number of runs of the window in which it has an outcome
     since: RecordedRun | None = None  # the first run of the current series of failures, or of the last for a fixed test
     # The ranks with primary failures and the number of runs, most frequent first, without runs in which all failed.
     ranks: tuple[tuple[str, int], ...] = ()
@@ -202,7 +202,7 @@ def _parse_status(text: str) -> RecordedStatus:
 
 
 class History:
-    """The runs of a history up to one of them, by default the newest.
+    """A history up to one of its runs, by default the newest.
 
     Raises:
         HistoryError: It has no runs, or is damaged.
