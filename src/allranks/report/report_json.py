@@ -86,7 +86,7 @@ def _suite(suite: CellSuite) -> dict[str, Any]:
         "elapsed": suite.elapsed,
         "notes": list(suite.notes),
     }
-    return {**_without_empty(values), "counts": suite.counts.as_object}
+    return {**without_empty(values), "counts": suite.counts.as_object}
 
 
 def _test(test: TestVerdict, suite: CellSuite) -> str:
@@ -120,7 +120,7 @@ def _rest(verdict: Verdict, ranks: str, *, is_flaky: bool, earlier: Sequence[Tes
         "flaky": is_flaky,
         "earlier": [_earlier(attempt) for attempt in earlier],
     }
-    return f", {json.dumps(_without_empty(values))[1:]}"
+    return f", {json.dumps(without_empty(values))[1:]}"
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
@@ -138,11 +138,11 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _earlier(attempt: TestVerdict) -> dict[str, Any]:
-    return {"attempt": attempt.number, **_without_empty(_verdict(attempt.verdict)), "ranks": compact(attempt.ranks)}
+    return {"attempt": attempt.number, **without_empty(_verdict(attempt.verdict)), "ranks": compact(attempt.ranks)}
 
 
-def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values without those that are None, empty or false."""
+def without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Omit the values that are None, empty or False; zeros are kept."""
     return {
         name: value
         for name, value in values.items()

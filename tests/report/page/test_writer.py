@@ -295,6 +295,12 @@ def test_shards_of_a_suite_are_one_suite_for_the_evidence(tmp_path: Path, unpack
     assert rest["tests"] == {"c": {"0": 0}}
 
 
+def test_a_rank_that_was_aborted_by_rank_0_names_it(tmp_path: Path, unpacked: Unpacked) -> None:
+    tests = [case("t.py::a", [rank(0, "failed", at=1), rank(1, "aborted", at=2, caused_by=0, message="in all_reduce")])]
+    [[detail]] = unpacked(write_page(tmp_path, [job("c", "s", tests)]))["chunks"]
+    assert [group.get("by") for group in detail["r"]] == [None, 0]
+
+
 STACK = """\
 Current thread 0x00007f (most recent call first):
   File "/repo/t.py", line 3 in test_hang

@@ -28,6 +28,7 @@ from allranks.protocol.xml_text import cut, readable
 from allranks.report.judged import JobSummary
 from allranks.report.page.timeline_view import output_diff, timeline_rows
 from allranks.report.rank_timeline import RankTimeline
+from allranks.report.report_json import without_empty
 from allranks.report.results import PassedRanks, RankResult, TestVerdict, compact, severity
 from allranks.report.status import Status
 
@@ -74,7 +75,7 @@ FAILURES_BUDGET: Final = 896 * 1024
 """Packed bytes beyond which failed tests are not listed either."""
 
 MOST_NAMES: Final = 60_000
-"""Distinct names of tests without failures: names stay in memory until the page is written."""
+"""The most distinct names, beyond which only failed tests add any: names stay in memory until the page is written."""
 
 _BLOCK: Final = 1000
 
@@ -161,7 +162,7 @@ DETAILS_BUDGET: Final = 512 * 1024
 """The most base64 characters of all details together."""
 
 MOST_DETAILS: Final = 5000
-"""Testcases with details: equal details take little space, but as much time as any."""
+"""The most testcases with details: equal details take little space, but no less time than others."""
 
 _CHUNK: Final = 128 * 1024
 """Characters of a chunk before packing: opening a test unpacks one chunk."""
@@ -213,7 +214,7 @@ class Details:
         detail = _detail(test, limits)
         if limits.output and test.verdict.is_bad:
             rows = timeline_rows(timeline, test) if timeline else {}
-            detail |= _without_empty({"w": _without_empty(rows), "x": output_diff(timeline, test)})
+            detail |= without_empty({"w": without_empty(rows), "x": output_diff(timeline, test)})
         self._count += 1
         location = (len(self._chunks), len(self._open))
         self._open.append(detail)
@@ -238,7 +239,7 @@ def _detail(test: TestVerdict, limits: _Limits) -> dict[str, Any]:
     }
     if not isinstance(test.ranks, PassedRanks):
         fields |= _ranks(test, limits)
-    return _without_empty(fields)
+    return without_empty(fields)
 
 
 def _ranks(test: TestVerdict, limits: _Limits) -> dict[str, Any]:
@@ -249,7 +250,7 @@ def _ranks(test: TestVerdict, limits: _Limits) -> dict[str, Any]:
         full_groups[0]["e"] = "\n".join(excerpt(test.primary.text, test.source[0], test.primary.message))
     return {
         "r": full_groups,
-        "o": [_without_empty(_head(group)) for group in short[:_MOST_SHORT]],
+        "o": [without_empty(_head(group)) for group in short[:_MOST_SHORT]],
     }
 
 
@@ -274,7 +275,7 @@ def _group(ranks: Sequence[RankResult], limits: _Limits) -> dict[str, Any]:
     texts = {key: readable(text).strip("\n") for key, (text, _) in sources.items()}
     texts["t"] = folded(texts["t"])
     was_cut = any(len(texts[key]) > limit for key, (_, limit) in sources.items())
-    return _without_empty(
+    return without_empty(
         {
             **_head(ranks),
             **{key: cut(texts[key], limit) if limit else "" for key, (_, limit) in sources.items()},
@@ -295,7 +296,7 @@ def _head(ranks: Sequence[RankResult]) -> dict[str, Any]:
 
 
 def _attempt(attempt: TestVerdict, limits: _Limits) -> dict[str, Any]:
-    return _without_empty(
+    return without_empty(
         {
             "n": attempt.number,
             "k": attempt.verdict.kind.value,
@@ -304,10 +305,6 @@ def _attempt(attempt: TestVerdict, limits: _Limits) -> dict[str, Any]:
             "s": compact(attempt.ranks),
         }
     )
-
-
-def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if value not in ("", None, [], {}, False)}
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_@=+-][A-Za-z0-9_.@=+-]{0,200}")
