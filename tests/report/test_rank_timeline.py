@@ -22,7 +22,7 @@ from allranks.report.judged import CellSuite
 from allranks.report.rank_timeline import (
     MOST_BYTES,
     MOST_COLLECTIVES,
-    MOST_RANKS,
+    RANK_LIMIT,
     RankTimeline,
     TimelineReader,
     missing_ranks,
@@ -129,7 +129,7 @@ def test_a_record_of_any_size_is_bounded():
     )
     timeline = read(FailureCourse(nodeid=TEST, collectives=(many,) * 500, stdout="x" * 10**6, passed=0))
     assert len(timeline.collectives) == MOST_COLLECTIVES
-    assert {len(each.ranks) for each in timeline.collectives} == {MOST_RANKS}
+    assert {len(each.ranks) for each in timeline.collectives} == {RANK_LIMIT}
     assert all(len(each.name) < 300 and each.name.isprintable() for each in timeline.collectives)
     assert len(timeline.stdout) < 20_000
 

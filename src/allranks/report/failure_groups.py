@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from allranks.report.axis_correlation import Blame
 
 KEPT_FAILURES: Final = 100
-"""Groups of a job; all other failures form one more group."""
+"""The most groups of a job; all other failures form one more group."""
 
 MOST_GROUPS: Final = 1000
-"""Groups of a run; all other failures form one more group."""
+"""The most groups of a run; all other failures form one more group."""
 
 _MESSAGE: Final = 300
 _RANKS_SHOWN: Final = 4

@@ -1,7 +1,7 @@
-"""The rule for the files that ``allranks report`` reads in a folder, which guesses nothing.
+"""The rule for which files in a folder ``allranks report`` reads; it guesses nothing.
 
 1. A folder with a ``run.json`` of allranks, or with attempts at jobs in ``cells/``, at any depth, is a run or a part of
-   one, and its journals are read. A damaged ``run.json`` may be one of allranks.
+   one, and its journals are read. A damaged ``run.json`` counts as one of allranks.
 2. Without such a folder, each file that matches ``--ranks-xml`` is the XML of one rank. The default is
    ``{cell}/{suite}/rank-{rank}.xml``, or ``rank-{rank}.xml`` if there are such files in the folder itself.
 3. The number of ranks comes from ``allranks.world_size`` in the XML, the id of the cell, or ``--world-size``. It is an
@@ -139,7 +139,7 @@ def may_have_results(name: str) -> bool:
 
 
 def world_size_of(cell: str) -> int | None:
-    """The number of ranks in the id of a cell; None if it is not such an id."""
+    """The number of ranks in a cell's id; None for any other text."""
     match = _CELL_ID.fullmatch(cell)
     size = int(match[1]) if match else 0
     return size if 0 < size <= MOST_RANKS else None

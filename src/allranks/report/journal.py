@@ -380,8 +380,8 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
 def read_journal(path: Path) -> list[RankFile]:
     """Read the results of all ranks, in the order of ranks.
 
-    The content of the file raises no error. The records up to one that cannot be read count; a last file, without a
-    rank, then has the reason. An incomplete last line is left out: the run was killed while it was written.
+    The content of the file raises no error. If a record cannot be read, those before it count, and one more file,
+    without a rank, has the reason. An incomplete last line is ignored: the run was killed while writing it.
     """
     reader = JournalReader(path)
     try:

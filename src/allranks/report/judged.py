@@ -36,7 +36,7 @@ KEPT_TRACEBACKS: Final = 20
 """Failures of a row that have an excerpt of the traceback."""
 
 _LONGEST_COMMAND: Final = 2000
-"""Characters of a command that is shown; parameters in node ids can be longer, but half a command is useless."""
+"""The most characters of a command; a longer one is omitted, because half a command is useless."""
 
 _SHARDS: Final = range(1, 1_001)  # the limit of a matrix file
 _MESSAGE: Final = 500
@@ -274,7 +274,7 @@ class MergedRun:
     junit_files: tuple[Path, ...] = ()
     is_own: bool = True  # False for results that state no run, such as JUnit XML of another runner
     sections: Mapping[str, Section] = field(default_factory=dict)  # the sections of plug-ins, by name
-    blames: "Mapping[GroupKey, Blame]" = field(default_factory=dict)  # the axis that decides a group of failures
+    blames: "Mapping[GroupKey, Blame]" = field(default_factory=dict)  # the predicate for each group of failures, if any
     errors: tuple[AllranksError, ...] = ()  # of observers, which write other files
 
     @cached_property

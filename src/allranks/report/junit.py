@@ -17,7 +17,7 @@ from allranks.protocol.xml_text import attribute
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import CellSuite, JobSummary
 from allranks.report.junit_case import Fact, JUnitForm, render_case, shown, unique_names
-from allranks.report.junit_document import CONTINUED, JUnitDocument, SuiteHead
+from allranks.report.junit_document import CONTINUED, JUnitDocument, SuiteHead, part_path
 from allranks.report.results import TestVerdict
 
 _DEFAULT: Final = JUnitForm()
@@ -35,7 +35,7 @@ class JUnitWriter:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files of the report, in order."""
-        return tuple(_part_path(self._path, number) for number in range(1, len(self._parts) + 1))
+        return tuple(part_path(self._path, number) for number in range(1, len(self._parts) + 1))
 
     def __enter__(self) -> Self:
         self._next_part()
@@ -79,7 +79,7 @@ class JUnitWriter:
             self._open.finish()
             with _unfinished(self.files[-1]).open("ab") as file:
                 file.write(CONTINUED)
-        path = _unfinished(_part_path(self._path, len(self._parts) + 1))
+        path = _unfinished(part_path(self._path, len(self._parts) + 1))
         self._parts.append(JUnitDocument(path))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -117,11 +117,6 @@ def reject_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
             why="The report would overwrite it.",
             remedy="Move it out of the folder, or rename it and, if it is XML, add --ignore NAME.",
         )
-
-
-def _part_path(first: Path, number: int) -> Path:
-    """The path of a part of the report; parts count from 1."""
-    return first if number == 1 else first.with_name(f"{first.stem}-{number}{first.suffix}")
 
 
 def _unfinished(path: Path) -> Path:

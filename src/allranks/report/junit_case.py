@@ -4,9 +4,9 @@ Clients do not compare names exactly. Allure identifies a test by ``classname.na
 ends; xunit-viewer by a 32-bit hash of name and class name, under which ``[Aa]`` equals ``[BB]``. A client that treats
 two tests as one loses a test from its counts, so the later test gets a number that makes it unique.
 
-Clients also determine the order and the form of the elements (``tests/report/clients`` tests them with the clients
-themselves): one outcome element with attributes and a text and, before the retries of a test that passed in the end, an
-output with its earlier failures, because xunit-viewer treats the first element that it does not know as the outcome.
+Clients also determine the order and the form of the elements; ``tests/report/clients`` runs these clients. Each test
+has at most one outcome element, with attributes and a text. If a test passed in the end, an output with its earlier
+failures precedes its retries, because xunit-viewer treats the first element that it does not know as the outcome.
 """
 
 import re
@@ -233,7 +233,8 @@ def _facts(test: TestVerdict) -> Iterator[Fact]:
     if test.verdict.rule is not VerdictRule.PASSED:
         yield from _facts_of_verdict(test.verdict)
     if test.earlier:
-        yield "earlier", " ".join(f"{attempt.number}:{_type(attempt.verdict)}" for attempt in test.earlier)
+        causes = (f"{attempt.number}:{_reason(attempt.verdict).replace(' ', '_')}" for attempt in test.earlier)
+        yield "earlier", " ".join(causes)
         yield "earlier_left_out", max(len(test.earlier) - RETRIES, 0) or None
 
 
@@ -288,10 +289,6 @@ def _locations(test: TestVerdict, text: str) -> Iterator[str]:
         end = start + len(section)
         own = own_text(ranks[0])
         yield f"{compact_numbers(rank.rank for rank in ranks)}@{end - len(own)}+{len(own)}"
-
-
-def _type(verdict: Verdict) -> str:
-    return (verdict.reason or verdict.kind.value).replace(" ", "_")
 
 
 def outcome_element(test: TestVerdict) -> Iterator[str]:

@@ -66,7 +66,7 @@ class JUnitDocument:
 
     def __init__(self, path: Path) -> None:
         self.has_cases = False
-        self.size = len(_END_OF_SUITE) + len(_END)  # at most so many bytes if it ended here
+        self.size = len(_END_OF_SUITE) + len(_END)  # the bytes of the file if it ended here, or more
         self._file = remove_existing(path).open("w+b")
         self._all, self._suite = Counts(), Counts()
         self._counts: list[tuple[int, Counts]] = []
@@ -113,16 +113,21 @@ class JUnitDocument:
         self.size += self._file.write(data)
 
 
+def part_path(first: Path, number: int) -> Path:
+    """The path of a part of a report; parts count from 1."""
+    return first if number == 1 else first.with_name(f"{first.stem}-{number}{first.suffix}")
+
+
 def report_parts(first: Path) -> Iterator[Path]:
     """The files of a JUnit report, including those that continue a report of allranks (``junit-2.xml`` and so on).
 
-    If a file is continued but the next one does not exist, that one is included nevertheless: reading it is an error.
+    A continuation that does not exist is included, too, so that reading it is an error.
     """
     yield first
     part = first
     for number in count(2):
         is_expected = is_merged_report(part) and _is_continued(part)
-        part = first.with_name(f"{first.stem}-{number}{first.suffix}")
+        part = part_path(first, number)
         if not (is_expected or (is_merged_report(first) and is_merged_report(part))):
             return
         yield part

@@ -91,7 +91,7 @@ class JUnitReader:
         """Receive a suite, or the root, at its end."""
 
     def for_expat(self, chunk: bytes) -> bytes:
-        """The form of the next bytes of the file that is passed to expat."""
+        """Convert the next bytes of the file for expat."""
         return chunk
 
     def feed(self, path: Path) -> Iterator[None]:

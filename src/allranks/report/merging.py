@@ -60,8 +60,8 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             else of the sandcastle variables.
         allowed: Additional XML attributes that do not affect the outcome.
         environ: The variables of sandcastle and of the CI service.
-        observers: Called with each job's tests, in the order of the report. A ``SectionMaker`` adds a section to it. If
-            another observer raises an AllranksError, it is not called again, and the result has its error.
+        observers: Called with each job's tests, in the order of the report. A ``SectionMaker`` adds a section to it.
+            Any other observer that raises an AllranksError is not called again, and the result includes the error.
         baseline: The expected numbers of executed tests; None for the baseline in the matrix file.
         junit_form: Options of ``junit.xml``; None for the default.
 

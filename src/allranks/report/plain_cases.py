@@ -1,8 +1,8 @@
 """Reads testcases without expat if the files of other ranks have the same ones, as nearly all do.
 
 A million testcases take expat's handlers five seconds. A testcase that was read before, with other times in the file of
-another rank, is *known*. Consecutive known testcases are replaced by one element for expat, which still checks that the
-document is well-formed, and where a testcase is: one inside the text of a failure does not count.
+another rank, is *known*. Consecutive known testcases are replaced by one element before expat reads the document. Expat
+still checks that the document is well-formed, and where testcases are: one inside the text of a failure does not count.
 Text that is not exactly in pytest's form is left to expat.
 """
 
@@ -45,7 +45,7 @@ _CASE: Final = re.compile(f'{_begin(_TEXT)}\0(?:{_PASS}|\0" ?/>|\0"(><(?s:.)*>))
 _HIDING: Final = re.compile(rb"<[!?]")  # comments and similar: a testcase inside them does not count
 _ENCODINGS: Final = frozenset({"ascii", "us-ascii", "utf-8"})
 _BYTES_LIMIT: Final = 16 << 20
-_KEPT_LIMIT: Final = 1 << 20  # from one job to the next
+_KEPT_LIMIT: Final = 1 << 20  # bytes that are kept from one job to the next
 _SEEN_LIMIT: Final = 1 << 16
 
 
@@ -139,7 +139,7 @@ class PlainCases:
 
     def check(self, chunk: bytes) -> None:
         """Check the next chunk without replacing anything in it."""
-        text = chunk[2:] if self._last is None else self._last + chunk  # a declaration begins like an instruction
+        text = chunk[2:] if self._last is None else self._last + chunk  # the XML declaration also begins with <?
         self._is_enabled = self._is_enabled and not _HIDING.search(text)
         self._last = chunk[-1:]
 

@@ -2,8 +2,8 @@
 
 For each run of a test file, ``run_tests`` (torch/testing/_internal/common_utils.py) writes
 ``python-pytest/distributed.test_x/distributed.test_x-N.xml``, where N has 16 random digits. The class names in it have
-no module; the file of a test is an attribute. Here, such a file has the verdicts on the tests of one test file in one
-job, and N is the same in each merge.
+no module; the file of a test is an attribute. Each file that allranks writes has the verdicts on the tests of one test
+file in one job, and N is the same in each merge.
 """
 
 from collections.abc import Iterator, Sequence
@@ -101,7 +101,7 @@ def _case(test: TestVerdict, file: str) -> str:
 
 
 def _reruns(earlier: Sequence[TestVerdict]) -> Iterator[str]:
-    """The last earlier attempts, as PyTorch's files have pytest's reruns."""
+    """The last earlier attempts, in the form of pytest's reruns in PyTorch's files."""
     for attempt in earlier[-RETRIES:]:
         message, text = clean_cut(attempt.verdict.message, MESSAGE_LIMIT), clean_cut(attempt.verdict.text, RETRY_LIMIT)
         yield f"<rerun message={attribute(message)}>{element_text(text)}</rerun>\n"

@@ -17,13 +17,15 @@ from allranks.report.results import RankResult
 from allranks.report.untrusted import duration
 
 MOST_BYTES: Final = 10_000_000
-"""The approximate size of all timelines of a job: a page has space for fewer, and a merge should need little memory."""
+"""The approximate limit for all timelines of a job: a merge should need little memory, and pages have no more space."""
 
 _TIMELINE_BYTES: Final = 500
 _OUTPUT: Final = 16_000
 
 MOST_COLLECTIVES: Final = 16
-MOST_RANKS: Final = 1_024
+RANK_LIMIT: Final = 1_024
+"""The ranks of which a timeline has the collectives: those below this number."""
+
 _MOST_PHASES: Final = 8
 _NAME: Final = 60
 
@@ -135,8 +137,8 @@ class TimelineReader:
 def _collectives(records: Sequence[EnteredCollective]) -> Iterator[Collective]:
     kept = []
     for record in records[-MOST_COLLECTIVES:]:
-        pairs = islice(zip(record.ranks, record.seconds, strict=False), MOST_RANKS)
-        entered = {rank: at for rank, at in pairs if 0 <= rank < MOST_RANKS and isfinite(at) and duration(at) == at}
+        pairs = islice(zip(record.ranks, record.seconds, strict=False), RANK_LIMIT)
+        entered = {rank: at for rank, at in pairs if 0 <= rank < RANK_LIMIT and isfinite(at) and duration(at) == at}
         if entered:
             kept.append(Collective.of(_name(record.group), record.number, _name(record.kind), entered))
     yield from sorted(kept, key=lambda collective: min(collective.seconds))
@@ -153,12 +155,12 @@ def missing_ranks(timeline: RankTimeline, collective: Collective, ranks: Sequenc
         if other.group == collective.group:
             for rank in other.ranks:
                 last[rank] = max(other.number, last.get(rank, 0))
-    members = [rank.rank for rank in ranks[:MOST_RANKS]] if collective.group == DEFAULT_GROUP else sorted(last)
+    members = [rank.rank for rank in ranks[:RANK_LIMIT]] if collective.group == DEFAULT_GROUP else sorted(last)
     return [rank for rank in members if last.get(rank, 0) < collective.number]
 
 
 def absences(timeline: RankTimeline, ranks: Sequence[RankResult]) -> Iterator[str]:
-    """For each group, a sentence if some rank never called its last collective."""
+    """A sentence for each group whose last collective some rank never called."""
     end = max((rank.at for rank in ranks if rank.at is not None), default=timeline.began) - timeline.began
     last = {collective.group: collective for collective in timeline.collectives}
     for collective in last.values():

@@ -22,7 +22,7 @@ from allranks.report.untrusted import number, whole_number
 from allranks.report.vocabulary import UnknownError
 
 _END_OF_CASE: Final = b"</testcase>"
-_OF_ONE_RANK: Final = b"allranks.at"  # not worth caching
+_OF_ONE_RANK: Final = b"allranks.at"  # differs between ranks, so caching the testcase is useless
 _OF_PYTEST: Final = "pytest"
 
 PASSED_OUTPUT: Final = 256 * 1024
@@ -30,7 +30,7 @@ PASSED_OUTPUT: Final = 256 * 1024
 
 
 class _Columns(JUnitReader):
-    """The columns of one file; names are shared with the previous file, ``known``, as far as they are equal."""
+    """The columns of one file; it shares ``known``, the keys of the previous file, as long as its own are equal."""
 
     def __init__(self, known: tuple[Key, ...], cases: KnownCases, at: Arrivals, allowed: Collection[str]) -> None:
         super().__init__(allowed)
@@ -142,7 +142,7 @@ class RankReader:
         self._cases.end_job()
 
     def read(self, path: Path, *, rank: int | None = None) -> RankFile:
-        """Read the results in one XML file, of the rank that its path states, or else its content.
+        """Read one XML file; ``rank`` is the rank that its path states, or None if only the content states it.
 
         Never raises for the content of the file: a broken, truncated, empty, binary or foreign file has a
         :attr:`RankFile.problem <allranks.report.results.RankFile.problem>` and the testcases before the error. Several
@@ -218,7 +218,7 @@ def _read(reader: _Columns, path: Path) -> tuple[str, str]:
 
 
 def _implausible(reader: _Columns, stated: int | None, rank: int | None) -> str:
-    """Why the file's rank or world size is implausible (each missing rank would get a result); empty if it is not."""
+    """Why the file's rank or world size is implausible; a huge one would create as many missing results."""
     largest = max(stated or 0, rank or 0)
     if largest >= MOST_RANKS:
         return f"states rank {largest}, but no run has that many ranks"

@@ -205,7 +205,7 @@ _UNKNOWN: Final = 0.0  # the first rank's time of arrival before any is known
 
 @dataclass(slots=True)
 class Durations:
-    """A column of seconds: four bytes each, as long as all are whole microseconds, as nearly all are."""
+    """A column of seconds: four bytes each if all are whole microseconds, which is nearly always so."""
 
     _column: "array[Any]" = field(default_factory=lambda: array("I"))
 
@@ -463,7 +463,7 @@ SEVERITY: Final = (
 )
 """The outcomes from the best to the worst.
 
-This order decides if the order of arrival is unknown: the further a rank was from completing its test on its own, the
+If the order of arrival is unknown, this order decides: the further a rank was from completing its test on its own, the
 worse. A crash is worse than a timeout because peers hang on a crashed rank; an aborted rank was fine until it was
 stopped.
 """

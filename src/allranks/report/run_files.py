@@ -80,7 +80,7 @@ class Manifest:
 class JobError:
     """Why a job did not do all its work."""
 
-    kind: str  # ``infrastructure``, ``timeout``, ``interrupted``, ``stopped``, ``collection``, ``usage`` or ``agent``
+    kind: str  # a key of the table in :mod:`allranks.report.judge.exit_code`, such as ``timeout`` or ``collection``
     what: str
     why: str = ""
     remedy: str = ""

@@ -22,7 +22,7 @@ _ANCHORS: Final = {
     *("counts", "shown", "search", "list", "space", "verdicts", "selects", "chips", "sort", "clear", "index"),
 }
 RESERVED: Final = frozenset(_KEYS | _ANCHORS)
-"""Keys of report.json and anchors of the page that the report uses itself, so that no section may be named so."""
+"""The keys of report.json and anchors of the page that the report itself uses; no section may have such a name."""
 
 _LONGEST: Final = 300
 

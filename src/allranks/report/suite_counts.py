@@ -4,7 +4,7 @@ Writers count differently. The root counts all testcases. A suite counts its own
 in Node's form (with ``disabled`` and ``hostname``), it counts its child elements. A testcase counts as one failure, or
 as one for each of its ``failure`` elements; the same applies to errors and skips. pytest counts a test with a failed
 tear-down twice, or once although it has two testcases, so the number of tests may differ by the number of errors. It
-does not count a try that has a testcase of its own, with ``rerun``. Surefire counts only the last round of tests, or
+does not count a try that has its own testcase (with ``rerun``). Surefire counts only the last round of tests, or
 each try, so its counts may exceed those of testcases by up to the number of tries.
 """
 

@@ -192,7 +192,7 @@ def _flaky_names(merged: MergedRun) -> list[str]:
 
 
 LISTED: Final = 50
-"""Failures, and flaky tests, that summary.md lists."""
+"""The most failures, and the most flaky tests, that summary.md lists."""
 
 MOST_BYTES: Final = 900_000
 """GitHub drops a step summary above 1 MiB entirely, and the step may already have written something."""
@@ -254,7 +254,7 @@ def _head(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
     yield f"{_TITLE}{counts.tests} tests, {counts.bad or 'none'} failed"
     yield ""
     yield f"{counts.words or 'no tests'}; {times(merged)}. <br>"
-    yield f"{' · '.join(_links(merged, environ))}"
+    yield " · ".join(_links(merged, environ))
     yield ""
     if (first := next(iter(merged.failures), None)) and first.is_of_job:
         yield from (f"**Cause:** {markdown(first_cause(merged, first.code))}", "")

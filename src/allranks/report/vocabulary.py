@@ -110,7 +110,7 @@ _SECONDS: Final = r"\d+(?:\.\d+)?(?:e[-+]\d+)?"
 
 
 def _list(item: str) -> str:
-    """A pattern of items with spaces between them; a list that is longer than a text may be was cut."""
+    """A pattern for items separated by spaces; a list over the limit of texts was cut, so its items are not checked."""
     return rf"(?:{item})(?: (?:{item}))*|(?s:.){{{TEXT_LIMIT + 1},}}"
 
 
@@ -187,7 +187,7 @@ def checked(tag: str, parent: str, attributes: Mapping[str, str], allowed: froze
 
 
 def checked_property(name: str, value: str, *, is_of_case: bool) -> None:
-    """Check a property of a testcase or suite; UnknownError if only allranks could have written it, but does not."""
+    """Check a property of a testcase or suite; UnknownError for one of allranks that allranks never writes."""
     if not name.startswith(OURS):
         return
     own = name.removeprefix(OURS)

@@ -247,7 +247,7 @@ def _job_errors(attempt: Attempt, files: Sequence[RankFile], context: _Context) 
     yield from _world_size_errors(attempt, files)
     if all(file.rank is not None for file in attempt.files):
         yield from _rank_errors(attempt, files)
-    # Earlier attempts, too: a failure that somebody removed from one would count as resolved.
+    # Check earlier attempts, too: a failure that somebody removed from one of them would count as resolved.
     for one_attempt in (attempt, *attempt.earlier):
         yield from _changed_file_errors(one_attempt)
 

@@ -73,7 +73,7 @@ class _TestAttempts(NamedTuple):
     """A test over some attempts."""
 
     state: State = State.ABSENT
-    test: TestVerdict | None = None  # the last result since the whole job ran
+    test: TestVerdict | None = None  # the last result since the whole job last ran
     tries: tuple[TestVerdict, ...] = ()  # the failed tries before this result, in the same attempt
     failed: tuple[TestVerdict, ...] = ()  # that attempt, if the test failed in it
     earlier: tuple[TestVerdict, ...] = ()  # the attempts before that one in which the test failed
@@ -194,7 +194,7 @@ _DID_NOT_FAIL: Final = GOOD | {Outcome.ABORTED}
 
 
 def _was_ended(attempt: Attempt) -> bool:
-    """True if an attempt was ended from outside; if it has no record, the process that writes it was killed."""
+    """True if an attempt was ended from outside; without a record, the process that writes records was killed."""
     return attempt.record is None or _error_kind(attempt) in _ENDED_FROM_OUTSIDE
 
 
@@ -204,7 +204,7 @@ def _error_kind(attempt: Attempt) -> str:
 
 
 def _lacks_result(attempt: Attempt, test: TestVerdict) -> bool:
-    """True if a test is an error without a failure of its own: cut short, or not started when its agent died."""
+    """True if a test is an error but did not fail itself: it was cut short, or had not started when its agent died."""
     if not test.verdict.is_bad:
         return False
     was_cut_short = _was_ended(attempt) and has_no_result(test)

@@ -1,9 +1,9 @@
 """The baseline: how many tests of each suite should execute in each cell.
 
-A suite in which every test is skipped does not fail. The baseline is a small file that a user commits, with the number
-of tests that executed in a good run. If fewer execute in a later run, the suite has an error. More tests are no error,
-nor is a drop with a known cause: tests that ``-k`` deselected or that did not run because of ``-x``, a job that already
-has errors, or a shard whose other shards are missing.
+Skips alone never fail a suite, even if no test executes. A baseline detects this: a small file that a user commits,
+with the number of tests that executed in a good run. If fewer execute in a later run, the suite has an error. More
+tests are no error, nor is a drop with a known cause: tests that ``-k`` deselected or that did not run because of
+``-x``, a job that already has errors, or a shard whose other shards are missing.
 """
 
 import json

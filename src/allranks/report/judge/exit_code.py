@@ -27,7 +27,7 @@ def code_of_error(kind: str) -> ExitCode:
 
 
 def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
-    """The exit code of a run: of those of its verdicts, and 5 if no test executed, the one of highest precedence."""
+    """The code of highest precedence among those of the run's verdicts and, if no test executed, 5."""
     codes = {code for suite in merged.suites for code in suite.exit_codes}
     if nothing_ran(merged) and not nothing_ran_allowed:
         codes.add(ExitCode.NOTHING_RAN)

@@ -144,7 +144,7 @@ def primary_failure(ranks: Sequence[RankResult]) -> PrimaryFailure | None:
 
 
 _LONG: Final = 1.0
-"""Seconds between the ends of two ranks that are worth reporting: ranks in lockstep end within milliseconds."""
+"""The shortest reported time between the ends of two ranks, in seconds: ranks in lockstep end within milliseconds."""
 
 _MOST_PARTS: Final = 3
 """Messages, or groups of aborted ranks, that a verdict's message shows."""

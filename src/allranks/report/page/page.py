@@ -19,7 +19,7 @@ from allranks.report.status import Status
 from allranks.report.summary import times
 
 _SHOWN_NOTES: Final = 100
-_FACT: Final = 500
+_LONGEST_FACT: Final = 500
 
 _FAILURES: Final = (
     '<section id="failures" class="js-only" aria-labelledby="failures-title"><h2 id="failures-title">Failures</h2>'
@@ -31,8 +31,8 @@ _MATRIX: Final = (
     "</div></section>"
 )
 
-_UNRULY: Final = {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
-"""Line separators and bidirectional marks whose effect an element does not contain: they could reverse nearby text."""
+_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
+"""Line separators and bidirectional marks: their effect does not end with the element, so they could reverse text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ class Static:
 
 
 def escaped(text: str) -> str:
-    """``text`` as HTML without markup, which cannot change the direction of the text around it either."""
-    return html.escape(readable(text).translate(_UNRULY))
+    """Escape ``text`` for HTML, including characters that could change the direction of nearby text."""
+    return html.escape(readable(text).translate(_ESCAPES))
 
 
 def _sentence(counts: Counts) -> str:
@@ -107,7 +107,7 @@ def _size(merged: MergedRun) -> str:
 
 
 def _facts(merged: MergedRun) -> Iterator[str]:
-    """Where and on what the run ran, as far as it is known."""
+    """The known facts about the run: date, host, versions and command."""
     run = merged.manifest
     facts = {
         "date": run.started.replace("T", " ").replace("+00:00", " UTC") if run else "",
@@ -119,7 +119,7 @@ def _facts(merged: MergedRun) -> Iterator[str]:
         "command": run.command if run else "",
     }
     yield from (
-        f"<div><dt>{name}</dt> <dd><bdi>{escaped(clipped(value, _FACT))}</bdi></dd></div>"
+        f"<div><dt>{name}</dt> <dd><bdi>{escaped(clipped(value, _LONGEST_FACT))}</bdi></dd></div>"
         for name, value in facts.items()
         if value
     )

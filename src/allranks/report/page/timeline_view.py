@@ -13,7 +13,7 @@ from allranks.report.rank_timeline import RankTimeline, missing_ranks, waits
 from allranks.report.results import RankResult, TestVerdict, own_failures
 
 MOST_ROWS: Final = 16
-"""Ranks of a timeline: the primary failure, other ranks that failed on their own, early and late ranks, then any."""
+"""The most ranks in a timeline: the primary failure, other own failures, early and late ranks, then any others."""
 
 MOST_SENTENCES: Final = 3
 

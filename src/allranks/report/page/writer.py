@@ -52,7 +52,7 @@ class PageWriter:
         key_of = {id(test): key for key, tests in suite.groups.items() for test in tests}
         for test in suite.tests:
             nodeid, status = readable(test.nodeid), test.verdict.status
-            self._time(job, nodeid, status, test.time)
+            self._keep_if_slow(job, nodeid, status, test.time)
             if test.verdict.rule is VerdictRule.PASSED and status is Status.PASSED and not test.earlier:
                 self._add_passed(job, nodeid, test)
                 continue
@@ -86,7 +86,7 @@ class PageWriter:
         write_whole(self._path, document(static, self._index.finish(rest), self._details.chunks))
 
     def _blamed_tests(self, evidence: Evidence, blames: dict[Blame, int]) -> dict[str, dict[int, int]]:
-        """The number of the predicate that tells a test's failures from its passes, by suite and number of the name."""
+        """The number of the predicate that separates a test's failures from its passes, by suite and name number."""
         predicates: dict[str, dict[int, int]] = {}
         for key, blame in evidence.of_tests():
             if (name := self._index.name_number(key.nodeid)) is not None:
@@ -94,7 +94,7 @@ class PageWriter:
         return predicates
 
     def _add_passed(self, job: int, nodeid: str, test: TestVerdict) -> None:
-        # The page has a job's usual ranks once, which are those of its first plain pass.
+        # The page lists a job's usual ranks once: those of its first plain pass.
         ranks = compact(test.ranks)
         usual = self._usual.setdefault(job, ranks) if isinstance(test.ranks, PassedRanks) else self._usual.get(job)
         if self._index.has_room(Status.PASSED, nodeid):
@@ -108,7 +108,7 @@ class PageWriter:
         reason[2 if test.verdict.is_skip_but_pass else 1] += 1
         return reason[0]
 
-    def _time(self, job: int, nodeid: str, status: Status, seconds: float) -> None:
+    def _keep_if_slow(self, job: int, nodeid: str, status: Status, seconds: float) -> None:
         if len(self._slowest) < _SLOWEST:
             heapq.heappush(self._slowest, SlowTest(seconds, job, nodeid, status))
         elif seconds > self._slowest[0].seconds:
