@@ -47,10 +47,10 @@ class CaseDetails:
     properties: dict[str, str] = field(default_factory=dict)
     outcomes: list[tuple[Outcome, str, str]] = field(default_factory=list)  # with message and text
     reruns: list[tuple[Outcome, str, str]] = field(default_factory=list)  # the earlier tries, with message and text
-    has_failed_to_the_end: bool = False
+    has_failed_to_the_end: bool = False  # True if there are tries of a test that never passed
     output: dict[str, str] = field(default_factory=dict)  # by the name of the element; complete at the testcase's end
-    # The number of elements by the name of the suite's count, and of tries: ``reruns`` as in PyTorch's files, ``tries``
-    # as in Surefire's.
+    # The number of elements by the suite's attribute that counts them (``failures``); for tries, the key is ``reruns``
+    # in the form of PyTorch's files, and ``tries`` in that of Surefire's.
     elements: Counter[str] = field(default_factory=Counter)
     _printed: dict[str, list[str]] = field(default_factory=dict, repr=False)
 

@@ -35,12 +35,12 @@ _SECONDS: Final = r"([0-9]{1,9}(?:\.[0-9]{1,12})?)"
 _ARRIVAL: Final = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 _SIZE: Final = "[1-9][0-9]{0,3}"
 _BEGINNINGS: Final = re.compile(f"({_begin(_ANY)}){_SECONDS}(?:({_passed(_ANY, _SIZE)}){_ARRIVAL})?".encode("ascii"))
-"""Splits a document into the text before the first testcase and, of each, beginning, time, middle, arrival and rest."""
+"""Splits a document: the text before the first testcase, then the begin, time, middle, arrival and rest of each."""
 
 _PARTS: Final = 5
 _PASS: Final = f'{_passed(_TEXT, f"({_SIZE})")}\0" /></properties></testcase>'
 _CASE: Final = re.compile(f'{_begin(_TEXT)}\0(?:{_PASS}|\0" ?/>|\0"(><(?s:.)*>))'.encode("ascii"))
-"""A testcase whose time and time of arrival are each replaced by a null, which XML cannot have."""
+"""A testcase whose time and time of arrival are each replaced by a null character, which XML cannot have."""
 
 _HIDING: Final = re.compile(rb"<[!?]")  # comments and similar: a testcase inside them does not count
 _ENCODINGS: Final = frozenset({"ascii", "us-ascii", "utf-8"})
@@ -103,7 +103,7 @@ class KnownCases:
         return case
 
     def _inside(self, rest: bytes) -> tuple[str, CaseDetails] | None:
-        """Parse a testcase that is not a plain pass, if a second rank reports the same."""
+        """Parse a testcase that is not a plain pass, if another rank has reported the same."""
         seen = hash(rest)
         if seen in self._seen:
             return self._parse(rest)

@@ -17,7 +17,7 @@ from allranks.report.results import RankResult
 from allranks.report.untrusted import duration
 
 MOST_BYTES: Final = 10_000_000
-"""The approximate limit for all timelines of a job: a merge should need little memory, and pages have no more space."""
+"""The approximate limit for all timelines of a job: a merge should need little memory, and a page fits less."""
 
 _TIMELINE_BYTES: Final = 500
 _OUTPUT: Final = 16_000

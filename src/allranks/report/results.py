@@ -200,7 +200,7 @@ NO_ARRIVAL: Final = -math.inf
 
 _MICROS: Final = 1e6
 _MOST_MICROS: Final = (1 << 32) - 1
-_UNKNOWN: Final = 0.0  # the first rank's time of arrival before any is known
+_UNKNOWN: Final = 0.0  # replaces a first rank's time of arrival until it is known
 
 
 @dataclass(slots=True)
@@ -252,8 +252,8 @@ class Durations:
 class Arrivals:
     """When the outcomes of tests arrived from one rank; :data:`NO_ARRIVAL` if unknown.
 
-    Four bytes each, for the difference from the first rank of the job: exact up to four seconds, and to seven digits
-    beyond. The times of failures, which are compared to the microsecond, are in :attr:`RankFile.details`.
+    Four bytes each, for the difference from the job's first rank: exact to the microsecond up to four seconds, and to
+    seven digits beyond. The times of failures, which are compared to the microsecond, are in :attr:`RankFile.details`.
     """
 
     first: "array[float]"  # the first rank's time by the index of the test; all ranks of a job share it

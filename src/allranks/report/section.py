@@ -59,7 +59,7 @@ class SectionMaker(ABC):
         """Make the section after the last job; None if this report has none."""
 
     def for_unfinished_run(self) -> "SectionMaker | None":
-        """Make the maker for a run that was interrupted or failed; None for no section."""
+        """Return the maker for the report of an interrupted or failed run; None for no section."""
         return None
 
 
@@ -85,7 +85,7 @@ class GuardedMaker(SectionMaker):
         return Section(title="", headline="", problem=note, page_only=True)
 
     def for_unfinished_run(self) -> "GuardedMaker | None":
-        """Make the maker for a run that was interrupted or failed; return this one, with its error, if that fails."""
+        """Return the maker for an interrupted or failed run; if that fails, return this one, with its error."""
         with self._recorded():
             maker = self._maker.for_unfinished_run()
             if maker is None:

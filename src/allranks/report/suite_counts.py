@@ -23,9 +23,9 @@ class Suite:
 
     attributes: Mapping[str, str]
     properties: dict[str, str] = field(default_factory=dict)
-    own: Counter[str] = field(default_factory=Counter)  # ``more failures`` counts those after a testcase's first one
-    below: Counter[str] = field(default_factory=Counter)  # of all testcases below it
-    children: Counter[str] = field(default_factory=Counter)  # its own, and one for each child suite
+    own: Counter[str] = field(default_factory=Counter)  # ``more failures``: beyond the first of each testcase
+    below: Counter[str] = field(default_factory=Counter)  # of child suites; at the end, of all testcases below it
+    children: Counter[str] = field(default_factory=Counter)  # of child elements, a suite as one (at the end)
     suites: int = 0  # the number of child suites
 
     @property
