@@ -51,7 +51,7 @@ def stream(path: str | PathLike[str], **wanted: Any) -> Iterator[ReportedCase]: 
 
 
 def problem(path: str | PathLike[str]) -> str:
-    """Why a report cannot be trusted although all testcases can be read; empty if it can.
+    """Why a report cannot be trusted although all testcases can be read; empty if it can be trusted.
 
     For example, the counts of a suite contradict its testcases: ``failures="1"``, but no testcase failed.
 
@@ -129,7 +129,7 @@ class _Builder(JUnitReader):
     def __init__(self, *, keep_all: bool) -> None:
         super().__init__()
         self.root: Any = None
-        self.cases: list[ReportedCase] = []  # without keep_all: the testcases since this list was cleared
+        self.cases: list[ReportedCase] = []  # without keep_all: the testcases read since the caller cleared this list
         self._keep_all = keep_all
         self._make = junitparser.JUnitXml()._elem.makeelement  # noqa: SLF001 - of the library that junitparser uses
         self._open: list[Any] = []

@@ -27,7 +27,7 @@ _ATTEMPT: Final = re.compile(r"(\d{1,9}):(\S+)", re.ASCII)
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 _KINDS: Final = {kind.value: kind for kind in SkipKind}
 _FIRST_TRIES: Final = 10
-"""A report has at most twice as many attempts: the first and the last ones."""
+"""If a report has elements for only some attempts, they are the first ones, of this number, and the last ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
