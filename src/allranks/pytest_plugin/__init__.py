@@ -28,7 +28,7 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Collect with the environment variables of the process that forks the ranks: those of the cell, but not a rank."""
+    """With ``--ranks``, collect with the variables of the cell, as in the process that forks the ranks."""
     option = early_config.known_args_namespace
     if IN_A_JOB in os.environ or option.ranks is None:
         return

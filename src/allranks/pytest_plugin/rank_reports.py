@@ -82,7 +82,7 @@ class RankReports:
             self._xml.add_global_property("allranks.world_size", str(self._environment.world_size))
 
     def _has_same_path(self, world: PlainWorld) -> bool:
-        """Whether another rank was configured to write the same file."""
+        """Whether another rank was configured to write the same file; rank 0 assumes so if no other rank answers."""
         store, own = world.open(), self._environment.rank
         if own == 0:
             for old in self._folder.glob("rank-*.xml"):
