@@ -96,7 +96,7 @@ def test_a_module_can_be_marked_and_a_requirement_that_is_met_has_no_effect(pyte
     [
         ("require_gpus", "missing a required argument: 'n'", "require_gpus(n, *, on=None)"),
         ("require_gpus('2')", "the number of GPUs must be an integer, not '2'", "require_gpus(n, *, on=None)"),
-        ("require_gpus(0)", "a test cannot need 0 GPUs", "require_gpus(n, *, on=None)"),
+        ("require_gpus(0)", "the number of GPUs must be at least 1, not 0", "require_gpus(n, *, on=None)"),
         ("require_world_size(at_least=2)", "missing a required argument: 'minimum'", "require_world_size(minimum)"),
         ("require_nccl('2.27')", "too many positional arguments", "require_nccl"),
         ("skip_when(True, 'so')", "the condition must be a function", "skip_when(condition, reason)"),

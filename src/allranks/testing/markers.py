@@ -28,7 +28,7 @@ AGENT_MARKERS = (
     "test_group(name): multi-process tests of one group never run at the same time, such as tests with a fixed port",
     "isolation(kind): how long the ranks are kept: test, file or job",
     "time_limit(seconds): time limit of the test",
-    "children_may_fail: the test expects that processes that it starts fail",
+    "children_may_fail: the test expects its child processes to fail",
     "conformance(operation, feature, mode, group, dtype, ranks): the backend capability that the test checks",
 )
 
@@ -126,8 +126,8 @@ def is_foreign(item: pytest.Item) -> bool:
     """Whether a test was written for another runner: a ``unittest.TestCase`` that does not use allranks.
 
     It uses no class, fixture, marker or requirement of :mod:`allranks.testing`, and its module imports nothing from
-    allranks. Such a test creates the process group that it needs. This cannot be said of a test function, which may use
-    an existing group.
+    allranks. Such a test creates the process group that it needs. Test functions are not foreign: they may use an
+    existing group.
     """
     case = getattr(item, "cls", None)
     if case is None or not issubclass(case, unittest.TestCase):

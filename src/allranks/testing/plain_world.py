@@ -43,7 +43,7 @@ class PlainWorld:
         variables: Environment variables of the launcher.
 
     Attributes:
-        timeout: Time limit of the rendezvous, in seconds.
+        timeout: Time limit of the rendezvous and of the group's collectives, in seconds.
     """
 
     def __init__(self, environment: RankEnvironment, variables: Mapping[str, str] = os.environ) -> None:

@@ -106,12 +106,12 @@ class RankPipe:
 
     Attributes:
         report_failure: Reports immediately that an exception ended the test.
-        has_run: Whether the test has ended without an error.
+        has_passed: Whether the test has ended without an error.
     """
 
     def __init__(self, report_failure: Callable[[Exception], None]) -> None:
         self.report_failure = report_failure
-        self.has_run = False
+        self.has_passed = False
 
     def close(self) -> None:
         """Do nothing; called by overrides of ``_run`` that were written for torch's class."""
@@ -193,7 +193,7 @@ class MultiProcessTestCase(LauncherTestCase):
             self._run(launched.number, self._current_test_name(), self.file_name, pipe)
         except SystemExit as exit_:
             # Overrides of `_run` that were written for torch's class may exit after the test.
-            if pipe.has_run and not exit_.code:
+            if pipe.has_passed and not exit_.code:
                 return
             exit_process(exit_)
 
@@ -216,7 +216,7 @@ class MultiProcessTestCase(LauncherTestCase):
             Exception: The exception of the test.
         """
         self._run_and_clean_up(test_name, parent_pipe.report_failure)
-        parent_pipe.has_run = True
+        parent_pipe.has_passed = True
         if self.destroy_pg_upon_exit:
             destroy_group()
 

@@ -34,7 +34,7 @@ from allranks.testing.markers import unregistered_mark
 from allranks.testing.shared_files import publish, read_published, wait_until
 from allranks.testing.stores import host_of
 
-_SECONDS = 20
+_EFA_TIMEOUT = 20  # seconds
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def has_efa() -> bool:
     """
     command = ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"]
     try:
-        done = subprocess.run(command, check=False, capture_output=True, timeout=_SECONDS)
+        done = subprocess.run(command, check=False, capture_output=True, timeout=_EFA_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
@@ -159,9 +159,6 @@ class FaultyTensorPipe:
         )
 
 
-TIMEOUT_ERROR_REGEX = re.escape("RPC ran for more than")
-"""A part of the error message of a call that exceeded its time limit, with both agents."""
-
 _FAULTY_SHUTDOWN_ERRORS = (
     "Exception in thread pool task",
     "Connection reset by peer",
@@ -170,8 +167,8 @@ _FAULTY_SHUTDOWN_ERRORS = (
 
 
 def get_timeout_error_regex() -> str:
-    """A regular expression for the error, a ``RuntimeError``, of a call that exceeds its time limit."""
-    return TIMEOUT_ERROR_REGEX
+    """A regular expression for the ``RuntimeError`` of a call that exceeds its time limit, with either agent."""
+    return re.escape("RPC ran for more than")
 
 
 def get_shutdown_error_regex(backend: object) -> str:
@@ -284,7 +281,7 @@ def rpc_rendezvous(environment: RankEnvironment, name: str) -> Iterator[str]:
     """An init method for RPC that no other test uses.
 
     Rank 0 opens a store on a port that the kernel chooses, and publishes it in a file in the gang's folder. Without an
-    agent, for example under torchrun, the rendezvous is at MASTER_ADDR and MASTER_PORT, and torch keeps tests apart.
+    agent, for example under torchrun, the rendezvous is at MASTER_ADDR and MASTER_PORT, with other keys for each test.
     The name must be the same on all ranks, and different for each rendezvous of the gang.
     """
     if environment.shared is None and environment.world_size > 1:
@@ -527,7 +524,7 @@ def shut_down_at_once() -> None:
     """Shut RPC down after a failure, without waiting for the peers."""
     ignore_rref_leaks()
     if is_up():
-        # The shutdown waits until this worker has executed its calls, however long that takes. The failure must not.
+        # The shutdown has no time limit: it waits until this worker has executed its calls. Do not wait as long.
         shutdown = threading.Thread(target=rpc.shutdown, kwargs={"graceful": False}, daemon=True)
         shutdown.start()
         shutdown.join(_SHUTDOWN_AFTER_FAILURE)
@@ -678,13 +675,13 @@ class RpcWorld:
 
     Attributes:
         has_failed: Whether the last check found a failed test on some rank, or remaining references.
-        is_torn: Whether the last check did not reach all ranks.
+        is_incomplete: Whether some rank did not take part in the last check.
     """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self.has_failed = False
-        self.is_torn = False
+        self.is_incomplete = False
 
     def check(self, *, peers_timeout: float = _PEERS_TIMEOUT, timeout: float = _REFERENCES_TIMEOUT) -> None:
         """Wait for all ranks at the end of a test, and check that it left no references to remote objects.
@@ -701,7 +698,7 @@ class RpcWorld:
                 shut down RPC, or a rank did not call this method in time.
             RuntimeError: A call to another worker failed.
         """
-        self.is_torn = True  # until all ranks have called this method
+        self.is_incomplete = True  # until all ranks have called this method
         # Delete references in cycles, such as that of the exception that pytest.raises returns with its own frame.
         gc.collect()
         # pytest sets this when a test fails, and deletes it before the next test.
@@ -709,12 +706,12 @@ class RpcWorld:
         if not has_failed:  # when no rank has pending references, the owners have counted all references of the test
             wait_until(lambda: pending_references() == (0, 0), timeout)
         if any(self._gather(has_failed, peers_timeout + timeout)):
-            self.has_failed, self.is_torn = True, False
+            self.has_failed, self.is_incomplete = True, False
             return
         wait_until(lambda: not _describe_references(), timeout)
         texts = self._gather(_describe_references(), peers_timeout + timeout)
         left = [f"{worker_name(rank)} {text}" for rank, text in enumerate(texts) if text]
-        self.has_failed, self.is_torn = bool(left), False
+        self.has_failed, self.is_incomplete = bool(left), False
         if left:
             msg = f"the test left references to remote objects after {timeout:g} s: {', '.join(left)}"
             raise AssertionError(msg)
@@ -758,7 +755,7 @@ def rpc_world(
     options = WorldOptions(agent=agent, rpc_timeout=rpc_timeout, shutdown_timeout=shutdown_timeout)
     with world_around(None, options, f"kept-{number_of_world()}"):
         yield world
-        if world.is_torn:
+        if world.is_incomplete:
             shut_down_at_once()
         elif world.has_failed:
             ignore_rref_leaks()  # but shut down gracefully, because peers may still be in the check

@@ -35,18 +35,18 @@ from allranks.protocol.unsupported import lack
 from allranks.testing.environment import RankEnvironment
 
 
-def _check_number(n: object, of: str) -> None:
-    """Check the number of something that a test needs.
+def _check_number(n: object, what: str) -> None:
+    """Check an argument of a requirement, which ``what`` describes.
 
     Raises:
         TypeError: It is not an integer, most often because the parentheses of a decorator are missing.
         ValueError: It is less than 1.
     """
     if not isinstance(n, int) or isinstance(n, bool):
-        msg = f"the number of {of} must be an integer, not {n!r}"
+        msg = f"{what} must be an integer, not {n!r}"
         raise TypeError(msg)
     if n < 1:
-        msg = f"a test cannot need {n} {of}: the number must be at least 1"
+        msg = f"{what} must be at least 1, not {n}"
         raise ValueError(msg)
 
 
@@ -130,7 +130,7 @@ def requirements_of(test: object) -> tuple[Requirement, ...]:
 
 def require_world_size(minimum: int) -> Requirement:
     """The test needs at least ``minimum`` ranks (code 73)."""
-    _check_number(minimum, "ranks")
+    _check_number(minimum, "the number of ranks")
 
     def check() -> None:
         world_size = RankEnvironment.read().world_size
@@ -184,7 +184,7 @@ def require_gpus(n: int, *, on: str | None = None) -> Requirement:
         n: The number of GPUs.
         on: The backend of the cells in which they are required, such as ``"nccl"``; None for all cells.
     """
-    _check_number(n, "GPUs")
+    _check_number(n, "the number of GPUs")
 
     def check() -> None:
         if on is None or on == RankEnvironment.read().backend:
@@ -199,7 +199,7 @@ require_gpu = require_gpus(1)
 
 def require_gpus_or_none(n: int) -> Requirement:
     """The test needs ``n`` GPUs, or no GPU at all: then it runs on the CPU (codes 75, 77, 80 to 85)."""
-    _check_number(n, "GPUs")
+    _check_number(n, "the number of GPUs")
 
     def check() -> None:
         import torch
@@ -216,7 +216,7 @@ require_gpu_per_rank = Requirement(lambda: _check_gpus(RankEnvironment.read().lo
 
 def require_accelerators(n: int) -> Requirement:
     """The test needs ``n`` accelerators of any kind that torch supports (codes 89, 75, 77, 80 to 85)."""
-    _check_number(n, "accelerators")
+    _check_number(n, "the number of accelerators")
 
     def check() -> None:
         import torch
@@ -254,7 +254,7 @@ def require_compute_capability(major: int, minor: int = 0) -> Requirement:
         major: The major version, such as 9.
         minor: The minor version.
     """
-    _check_number(major, "generations")
+    _check_number(major, "the major version")
 
     def check() -> None:
         import torch
@@ -306,7 +306,7 @@ def skip_if_rocm_older(major: int, minor: int = 0) -> Requirement:
         major: The major version of ROCm.
         minor: The minor version.
     """
-    _check_number(major, "versions")
+    _check_number(major, "the major version")
 
     def check() -> None:
         import torch

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import FrameType, ModuleType
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec
 
 import pytest
 import torch
@@ -117,7 +117,7 @@ def raise_for(endings: Sequence[Ending]) -> None:
 
 
 def _leading(endings: Sequence[Ending]) -> Ending | None:
-    """The first failed rank, or one that timed out, preferably not while waiting for its peers, or one that skipped."""
+    """The first failed rank, else one that timed out (preferably without waiting for peers), else one that skipped."""
 
     def with_outcome(outcome: Outcome) -> list[Ending]:
         return [ending for ending in endings if ending.outcome is outcome]
@@ -327,7 +327,7 @@ class _RankThreads:
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         # Daemon threads: a thread that cannot be interrupted must not keep the process alive.
         self._threads = {
-            rank: threading.Thread(target=self._be, args=(rank,), name=f"rank {rank}", daemon=True)
+            rank: threading.Thread(target=self._run_rank, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(world.size)
         }
         self._stopped: dict[int, Ending] = {}
@@ -337,7 +337,7 @@ class _RankThreads:
         for thread in self._threads.values():
             thread.start()
 
-    def _be(self, rank: int) -> None:
+    def _run_rank(self, rank: int) -> None:
         error = None
         try:
             with self._world.member(rank, self._limits.total.seconds):
@@ -392,9 +392,7 @@ class _RankThreads:
     def _ending(self, rank: int, error: BaseException | None) -> Ending:
         """How a rank ended, ignoring errors that were caused by stopping it, and any end after a timeout."""
         stopped = self._stopped.get(rank)
-        if stopped is None:
-            return _ending_of(rank, error)
-        if stopped.outcome is Outcome.ABORTED and not self._was_stopped(error):
+        if stopped is None or (stopped.outcome is Outcome.ABORTED and not self._was_stopped(error)):
             return _ending_of(rank, error)
         return stopped
 
@@ -431,7 +429,6 @@ def _raise_in(thread: threading.Thread) -> None:
 
 
 P = ParamSpec("P")
-R = TypeVar("R")
 
 DEFAULT_WORLD_SIZE = 4
 
