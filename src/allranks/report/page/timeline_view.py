@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any, Final
@@ -30,16 +29,6 @@ _VARYING: Final = re.compile(
     re.IGNORECASE,
 )
 """What differs between any two ranks: addresses, rank numbers, process ids, ports, and times of day."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankOutput:
-    """A rank's output and outcome."""
-
-    rank: int
-    outcome: str
-    stdout: str
-    stderr: str
 
 
 def timeline_rows(timeline: RankTimeline, test: TestVerdict) -> dict[str, Any]:
@@ -123,21 +112,24 @@ def output_diff(timeline: RankTimeline | None, test: TestVerdict) -> dict[str, A
     lines = [line for name, part in parts if part for line in (f"@ {name}", *part)]
     if len(lines) > MOST_SHOWN:
         lines = [*lines[:MOST_SHOWN], f"@ {len(lines) - MOST_SHOWN} more lines"]
-    return {"o": other.rank, "w": other.outcome, **({"t": lines} if lines else {})}
+    return {"o": other.rank, "w": other.outcome.value, **({"t": lines} if lines else {})}
 
 
-def _other(timeline: RankTimeline | None, test: TestVerdict) -> RankOutput | None:
+def _other(timeline: RankTimeline | None, test: TestVerdict) -> RankResult | None:
     """A rank that passed, or else a secondary failure."""
     if timeline and timeline.passed is not None:
-        return RankOutput(
-            rank=timeline.passed, outcome=Outcome.PASSED.value, stdout=timeline.stdout, stderr=timeline.stderr
+        return RankResult(
+            nodeid=test.nodeid,
+            classname=test.classname,
+            name=test.name,
+            rank=timeline.passed,
+            outcome=Outcome.PASSED,
+            stdout=timeline.stdout,
+            stderr=timeline.stderr,
         )
     others = [rank for rank in test.ranks if rank.rank != test.verdict.leading and (rank.stdout or rank.stderr)]
     secondary = [rank for rank in others if rank.consequence or rank.outcome is Outcome.ABORTED]
-    best = next((rank for rank in others if not rank.outcome.is_bad), next(iter(secondary), None))
-    if best is None:
-        return None
-    return RankOutput(rank=best.rank, outcome=best.outcome.value, stdout=best.stdout, stderr=best.stderr)
+    return next((rank for rank in others if not rank.outcome.is_bad), next(iter(secondary), None))
 
 
 def _lines(text: str) -> list[str]:
