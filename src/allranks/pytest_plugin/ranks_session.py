@@ -50,8 +50,6 @@ _SETTINGS: Final = {
 }
 """The setting behind each time limit."""
 
-_SUITE: Final = "pytest"
-
 _REASONS: Final = 4
 """The number of skip reasons that are shown if no test was executed."""
 
@@ -181,7 +179,8 @@ class RanksSession:
         """Start the job, which imports torch and then waits for the selected tests."""
         require_kernel()
         results = self._kept = new_folder()
-        matrix, job = self._matrix(), self._job_of_matrix()
+        matrix, suite = self._matrix(), Suite(name="pytest", paths=(Path(),))
+        job = Job(cell=self._cell, suite=suite, image=Image(name="here"), environment={})
         inventory, engine = take_inventory(), ProcessEngine()
         cores, memory = engine.capacity()
         host = Host(
@@ -232,10 +231,6 @@ class RanksSession:
             seconds = self._config.option.ranks_timeout
             limits = Limits(process_group=seconds / 2, test=seconds, job=_NO_LIMIT, settings=_SETTINGS)
         return Matrix(path=self._config.rootpath / "matrix.toml", axes={}, limits=limits)
-
-    def _job_of_matrix(self) -> Job:
-        suite = Suite(name=_SUITE, paths=(Path(),))
-        return Job(cell=self._cell, suite=suite, image=Image(name="here"), environment={})
 
     def _import_folders(self) -> tuple[Path, ...]:
         """The working directory, if it is on ``sys.path`` (``python -m pytest``)."""
