@@ -28,7 +28,7 @@ AGENT_MARKERS = (
     "test_group(name): multi-process tests of one group never run at the same time, such as tests with a fixed port",
     "isolation(kind): how long the ranks are kept: test, file or job",
     "time_limit(seconds): time limit of the test",
-    "children_may_fail: the test expects its child processes to fail",
+    "children_may_fail: the test's child processes may fail",
     "conformance(operation, feature, mode, group, dtype, ranks): the backend capability that the test checks",
 )
 
