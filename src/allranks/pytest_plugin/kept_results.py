@@ -35,7 +35,7 @@ def new_folder() -> Path:
     """Create a folder for the results of a session; it is locked until this process ends."""
     number = 0
     while (parent := root()) is not None:
-        with suppress(FileExistsError, FileNotFoundError):  # another session has created it, or removed the parent
+        with suppress(FileExistsError, FileNotFoundError):  # another session created the folder, or removed its parent
             number = max([number, *_sessions(parent)]) + 1
             folder = parent / f"{_PREFIX}{number}"
             folder.mkdir(mode=0o700)

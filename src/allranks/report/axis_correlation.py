@@ -8,8 +8,8 @@ above :data:`MOST_CHANCE`, no axis is reported. One in ten suffices for the most
 sizes by three init methods), of which the three of one world size fail, so six predicates out of 84 choices. Four cells
 are never enough, nor is a single failing or passing cell, which may differ because of its machine or the time of day.
 
-Cells are stored as bits of a number. A passing test is stored only as a hash of its name and a number that it shares
-with the tests that passed in the same cells, so 200,000 tests take less than 20 MB.
+A set of cells is stored as the bits of a number. Of a passing test, only the hash of its name and its set of cells are
+stored. Tests that passed in the same cells share one number, so 200,000 tests take less than 20 MB.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -22,20 +22,20 @@ _TYPE: Final = MappingProxyType({Outcome.SKIPPED: "pytest.skip", Outcome.XFAILED
 
 
 def write_rank_files(attempt: Path, journal: Path) -> dict[str, str]:
-    """Write the rank XML of an attempt from the readable part of its journal; return the digests of all these files."""
-    known, digests = _Beginnings(), {journal.name: digest(journal)}
+    """Write the rank XML of an attempt from the readable part of its journal; return the digests of both."""
+    constant_parts, digests = _ConstantParts(), {journal.name: digest(journal)}
     for file in read_journal(journal):
         if file.rank is not None:
             target = attempt / f"rank-{file.rank}.xml"
             draft = target.with_suffix(".xml.part")
             with draft.open("w", encoding="utf-8", newline="") as out:
-                out.writelines(_document(file, known.of(file)))
+                out.writelines(_document(file, constant_parts.of(file)))
             digests[target.name] = digest(draft)
             draft.replace(target)
     return digests
 
 
-class _Beginnings:
+class _ConstantParts:
     """The constant parts of passed testcases: up to the time, and from there to the time of arrival."""
 
     def __init__(self) -> None:
@@ -47,20 +47,20 @@ class _Beginnings:
         """The parts for a rank's tests, which are mostly the same as those of the previous rank."""
         if file.keys is not self._keys or file.world_sizes is not self._sizes:
             self._keys, self._sizes = file.keys, file.world_sizes
-            self._known = [_beginning(key, size or None) for key, size in zip(file.keys, file.world_sizes, strict=True)]
+            self._known = [_parts(key, size or None) for key, size in zip(file.keys, file.world_sizes, strict=True)]
         return self._known
 
 
-def _beginning(key: Key, world_size: int | None) -> tuple[str, str]:
+def _parts(key: Key, world_size: int | None) -> tuple[str, str]:
     values = {"nodeid": key.nodeid, "outcome": Outcome.PASSED, "world_size": world_size}
     return f'<testcase classname={quoted(key.classname)} name={quoted(key.name)} time="', _properties(values)
 
 
-def _document(file: RankFile, beginnings: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _document(file: RankFile, parts: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield '<?xml version="1.0" encoding="utf-8"?>\n<testsuites name="pytest tests"><testsuite name="pytest"'
     yield "".join(f' {name}="{value}"' for name, value in _totals(file).items())
     yield f" hostname={quoted(socket.gethostname())}><properties>{_property_elements(file.properties)}</properties>"
-    for index, ((start, properties), seconds) in enumerate(zip(beginnings, file.seconds, strict=True)):
+    for index, ((start, properties), seconds) in enumerate(zip(parts, file.seconds, strict=True)):
         result = file.details.get(index)
         if result is None:
             at = file.at[index]
@@ -90,7 +90,7 @@ def _timestamp(at: float) -> str:
     try:
         return datetime.fromtimestamp(at, UTC).isoformat()
     except (ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(0, UTC).isoformat()  # no clock shows such a time
+        return datetime.fromtimestamp(0, UTC).isoformat()  # the journal states an impossible time
 
 
 def _inside(result: RankResult) -> Iterator[str]:

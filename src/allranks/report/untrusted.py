@@ -110,7 +110,7 @@ def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 
 def remove_existing(path: Path) -> Path:
-    """Remove any file at a path and return the path: a FIFO would block its writer, and a link could lead elsewhere."""
+    """Remove any file at a path and return the path: writing to a FIFO would block, and a link could lead elsewhere."""
     path.unlink(missing_ok=True)
     return path
 

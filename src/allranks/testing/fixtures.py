@@ -52,7 +52,7 @@ _TESTS_RUN = pytest.StashKey[int]()
 _LAST_STORE = pytest.StashKey["TCPStore"]()
 _LAST_FOLDER = pytest.StashKey[TestFolder]()
 WORLD = pytest.StashKey[PlainWorld]()
-"""The ranks under another launcher (torchrun, srun), or the single one under pytest; created on first use."""
+"""The ranks under another launcher (torchrun, srun), or the single rank of plain pytest; created on first use."""
 
 
 class SubgroupMaker(Protocol):
@@ -250,7 +250,7 @@ def _test_folder(
     last = stash.get(_LAST_FOLDER, None)
     # No rank starts a test before all ranks have ended the previous one, so its folder is no longer in use.
     if last is not None and rank_environment.rank == 0 and rank_environment.shared is not None:
-        shutil.rmtree(last.path, ignore_errors=True)  # all files are removed with the job
+        shutil.rmtree(last.path, ignore_errors=True)  # what remains is removed with the job
     stash[_LAST_FOLDER] = folder = _gang_folder.test_folder(request.node.nodeid, stash.get(_TESTS_RUN, 0))
     return folder
 

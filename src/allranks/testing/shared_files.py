@@ -14,10 +14,10 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
     """Poll a condition with increasing pauses until it is true or the time is up.
 
     Polling is the only method that works on every file system that ranks can share: FIFOs and inotify are limited to
-    one host, and locks need a first owner. Each pause is a tenth of the time waited so far, between 0.2 and 5 ms, so
-    short waits end quickly and long ones use little CPU time. A barrier that uses this function took 0.1 ms with 2
-    ranks, 0.4 ms with 4 and 0.9 ms with 8 (medians, two cores, on ext4 and in memory; with FIFOs 0.03, 0.05 and
-    0.12 ms).
+    one host, and a lock must be taken before a peer waits for it. Each pause is a tenth of the time waited so far,
+    between 0.2 and 5 ms, so short waits end quickly and long ones use little CPU time. A barrier that uses this
+    function took 0.1 ms with 2 ranks, 0.4 ms with 4 and 0.9 ms with 8 (medians, two cores, on ext4 and in memory; with
+    FIFOs 0.03, 0.05 and 0.12 ms).
 
     Args:
         condition: Checked at least once, and once more when the time is up.
