@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.protocol.rates import log_chance, missed, needed, percent, unseen_rate
+from allranks.protocol.rates import chance_of_passes, log_chance, needed, percent, unseen_rate
 
 counts = st.integers(1, 300).flatmap(lambda runs: st.tuples(st.integers(1, runs), st.just(runs)))
 
@@ -15,7 +15,7 @@ counts = st.integers(1, 300).flatmap(lambda runs: st.tuples(st.integers(1, runs)
 @given(counts, st.floats(0.001, 0.2))
 def test_the_passes_that_a_rate_demands_are_the_fewest_with_that_risk(known, risk):
     passes = needed(*known, risk)
-    assert missed(*known, passes) <= risk < missed(*known, passes - 1)
+    assert chance_of_passes(*known, passes) <= risk < chance_of_passes(*known, passes - 1)
 
 
 @given(counts, st.integers(1, 40))
@@ -23,7 +23,7 @@ def test_the_probability_of_passes_is_the_product_of_those_of_the_next_one(known
     """Of Jeffreys' posterior: after so many passes, the next has the probability that its mean says."""
     bad, runs = known
     product = math.prod((runs + each - bad + 0.5) / (runs + each + 1) for each in range(passes))
-    assert missed(bad, runs, passes) == pytest.approx(product, rel=1e-9)
+    assert chance_of_passes(bad, runs, passes) == pytest.approx(product, rel=1e-9)
 
 
 @given(counts, st.floats(0.001, 0.2))

@@ -192,7 +192,7 @@ def test_a_torn_line_is_none(record, data):
         (b'["Finished", []]', "has no object as its Finished"),
         (b'["Finished", {}]', "lacks status of Finished"),
         (b'["Finished", {"status": "0"}]', "has '0' as status of Finished"),
-        (b'["Finished", {"status": 0, "more": 1}]', "has a field that Finished has not: 'more'"),
+        (b'["Finished", {"status": 0, "more": 1}]', "has a field that Finished does not have: 'more'"),
     ],
 )
 def test_the_error_says_why_a_line_is_no_record(line, why):

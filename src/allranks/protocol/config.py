@@ -62,12 +62,12 @@ class TimeLimits:
 
     process_group: float  # timeout of the operations of the cell's process group
     test: float  # from the start of a test to the report of its last rank
-    job: float  # from the job's start, which may be long after the agent has collected, to the agent's end
-    peer_grace: float  # for the peers of the first failed rank to end on their own
+    job: float  # from the job's start to the end of the collection, and again from there to the agent's end
+    peer_grace: float  # after a rank has failed, for its peers to end on their own
     # With several nodes: from the lead agent's start until the last agent has joined, and from the lead agent's
     # collection until the last agent has collected.
     assembly: float = 120.0
-    silence: float = 20.0  # with several nodes: after so long without an answer, an agent counts as lost
+    silence: float = 20.0  # with several nodes: an agent that has not answered for this long counts as lost
     gpu_check: float = 60.0  # for a small computation on all GPUs of a job; a first context takes a second or two
     # The settings that limits come from, by name of the limit; by default ``limits.NAME`` in the matrix file.
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class GpuToCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The tests of a job whose agent has been started, and has imported torch, before they were known."""
+    """The tests for an agent that was started, and has imported torch, before the selection was known."""
 
     pytest_args: tuple[str, ...]
     only: tuple[str, ...]
@@ -145,7 +145,8 @@ class AgentConfig:
     test_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     process_group: bool | None = None  # whether each test gets the cell's process group; None if the test decides
     launches_ranks: bool = False  # one process runs each test, and tests start the cell's ranks themselves
-    # What happens if child processes of a test fail although the test passes; a crash is always an error.
+    # How to report that a test passed although its child processes failed. A crash is an error in any case, unless the
+    # test is marked with children_may_fail.
     unchecked_children: UncheckedChildren = "notice"
     start_children: ChildStart = "cold"  # how child processes of tests start with ``spawn`` and ``forkserver``
     node_config: NodeConfig | None = None  # set by the engine; None for a single node
@@ -160,7 +161,7 @@ class AgentConfig:
     pdb_terminal: str = ""  # the path of the debugger's terminal
     # The plug-ins that take part in the job, with their settings, which have JSON types.
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # The path of a Selection that replaces `pytest_args` and `only`; it is written before the job goes. Empty for none.
+    # The path of a Selection that replaces `pytest_args` and `only`, written before the job starts; empty for none.
     selection_file: str = ""
 
     @property

@@ -1,4 +1,4 @@
-"""The environment variables with which launchers set the rank and the world size of a process."""
+"""The environment variables in which torchrun, srun and MPI (here called launchers) pass a process its rank."""
 
 import hashlib
 import re
@@ -14,15 +14,15 @@ IN_A_JOB: Final = "ALLRANKS_GPU_COUNT"
 class LauncherVariables:
     """The names of one launcher's variables."""
 
-    launcher: str
+    launcher: str  # as in messages
     rank: str
     world_size: str
     local_rank: str
     local_world_size: str
-    launch: tuple[str, ...] = ()  # equal in all processes of a launch, and different in most other launches
+    launch: tuple[str, ...] = ()  # variables that are equal in all processes of a launch, and usually differ in others
 
 
-OWN: Final = LauncherVariables(
+TORCHRUN: Final = LauncherVariables(
     "torchrun",
     "RANK",
     "WORLD_SIZE",
@@ -30,7 +30,7 @@ OWN: Final = LauncherVariables(
     "LOCAL_WORLD_SIZE",
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
 )
-"""torch's own variables, which the agent also sets for its ranks."""
+"""The variables that torch reads. The agent sets them for its ranks, too."""
 
 RANK_VARIABLES: Final = re.compile(
     r"((LOCAL|GROUP|ROLE|NODE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_(?!ETCD_).*", re.DOTALL
@@ -38,8 +38,8 @@ RANK_VARIABLES: Final = re.compile(
 """The variables of torch that identify a rank and its rendezvous; users set ``TORCHELASTIC_ETCD_*``."""
 
 LAUNCHERS: Final = (
-    OWN,
-    # Only in the tasks of a step is SLURM_STEP_NUM_TASKS above 1, not in SLURM's batch script or allocation.
+    TORCHRUN,
+    # SLURM_STEP_NUM_TASKS exceeds 1 only in the tasks of a step, not in a batch script or an allocation.
     LauncherVariables(
         "srun",
         "SLURM_PROCID",
@@ -61,17 +61,17 @@ LAUNCHERS: Final = (
 
 
 def variables_of_rank(rank: int, world_size: int, local_rank: int, local_world_size: int) -> dict[str, str]:
-    """The variables with which torch finds out which rank a process is."""
-    names = OWN.rank, OWN.world_size, OWN.local_rank, OWN.local_world_size
+    """The variables from which torch reads the rank of a process."""
+    names = TORCHRUN.rank, TORCHRUN.world_size, TORCHRUN.local_rank, TORCHRUN.local_world_size
     return dict(zip(names, map(str, (rank, world_size, local_rank, local_world_size)), strict=True))
 
 
 def variables_for(environ: Mapping[str, str]) -> LauncherVariables:
     """The variables that apply to this process: torch's own if they are set or an agent runs it."""
-    if OWN.rank in environ or OWN.world_size in environ or "ALLRANKS_GANG" in environ:
-        return OWN
+    if TORCHRUN.rank in environ or TORCHRUN.world_size in environ or "ALLRANKS_GANG" in environ:
+        return TORCHRUN
     others = (names for names in LAUNCHERS if environ.get(names.rank) and environ.get(names.world_size, "1") != "1")
-    return next(others, OWN)
+    return next(others, TORCHRUN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class LaunchedProcess:
     rank: int
     world_size: int
     local_rank: int | None  # None if the launcher does not set it
-    launch: str  # a name that all processes of the launch have in common, which a file name may contain
+    launch: str  # an id that all processes of the launch share; valid in a file name
 
 
 def launched_process(environ: Mapping[str, str]) -> LaunchedProcess | None:
@@ -100,7 +100,7 @@ _PREFIXES: Final = ("SLURM_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_
 
 
 def outside_of_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    """Remove the variables of SLURM and MPI, with which every rank of a job would get the same rank."""
+    """Remove the variables of SLURM and MPI: all ranks of a job would inherit the same rank from them."""
     return {
         name: value
         for name, value in environ.items()

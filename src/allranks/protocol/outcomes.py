@@ -107,7 +107,7 @@ class Phase:
     stderr: str = ""
     skip_kind: SkipKind | None = None
     skip_code: int | None = None  # torch's exit code, for a skip that has one
-    gpus_needed: int | None = None  # the GPUs that a hardware skip requires; torch's codes end at 8
+    gpus_needed: int | None = None  # the number of GPUs that a hardware skip requires, since torch's codes end at 8
     raised: tuple[str, ...] = ()  # in a launched rank: the names of its exception's class and base classes
 
     @classmethod
@@ -143,7 +143,7 @@ _IN_TEAR_DOWN = "the test passed, but its tear-down was skipped: "
 
 
 def overall(phases: Sequence[Phase]) -> Phase:
-    """The phase that decides a test: the first failure, else the first skip or expected failure, else the call.
+    """The phase that decides a test: the first failure, else the first phase that did not simply pass, else the call.
 
     As in pytest's XML, a test that passed counts as skipped if its tear-down skips, because the checks of the tear-down
     did not run. The reason says so.

@@ -1,4 +1,4 @@
-"""Digests of the parameter values of tests, with which processes that collect the same suite compare their collections.
+"""Digests of the parameter values of tests: processes that collect the same suite compare these.
 
 pytest numbers parameters that have no obvious name: ``test_x[case0]`` is the first one. If the parameters come from a
 set, a folder listing or a random generator, the same id may have a different value in each process.
@@ -98,7 +98,7 @@ class _Description:
                 self.add(part, depth - 1)
 
     def _add_opaque(self, value: Any) -> None:  # noqa: ANN401 - as above
-        """Add the index of an object that has one, such as ``ReduceOp.SUM``, or else its ``repr``."""
+        """Add the number of an object with ``__index__``, such as ``ReduceOp.SUM``, or else its ``repr``."""
         if hasattr(type(value), "__index__"):
             with suppress(TypeError):
                 self._add_text(str(operator.index(value)))
@@ -170,7 +170,7 @@ class Changes:
     """The differences between two collections."""
 
     other_values: tuple[str, ...] = ()  # node ids whose fixed values differ
-    other_variables: tuple[str, ...] = ()  # node ids of which only variable values differ
+    other_variables: tuple[str, ...] = ()  # node ids whose variable values differ, but not their fixed ones
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
@@ -178,10 +178,9 @@ class Changes:
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
     """Compare two collections, which map node ids to digests."""
     both = [nodeid for nodeid in before if nodeid in after and before[nodeid] != after[nodeid]]
-    other_values = [nodeid for nodeid in both if _fixed(before[nodeid]) != _fixed(after[nodeid])]
     return Changes(
-        other_values=tuple(other_values),
-        other_variables=tuple(nodeid for nodeid in both if nodeid not in frozenset(other_values)),
+        other_values=tuple(nodeid for nodeid in both if _fixed(before[nodeid]) != _fixed(after[nodeid])),
+        other_variables=tuple(nodeid for nodeid in both if _fixed(before[nodeid]) == _fixed(after[nodeid])),
         added=tuple(nodeid for nodeid in after if nodeid not in before),
         removed=tuple(nodeid for nodeid in before if nodeid not in after),
     )

@@ -13,8 +13,8 @@ MOST: Final = 1_000_000
 """The largest number of repetitions: nobody waits for more."""
 
 
-def missed(bad: int, runs: int, passes: int) -> float:
-    """The probability that a test which failed `bad` of `runs` times passes `passes` times in a row."""
+def chance_of_passes(bad: int, runs: int, passes: int) -> float:
+    """The probability that a test that failed `bad` of `runs` times passes `passes` times in a row."""
     passed = runs - bad + 0.5
     total = bad + passed + 0.5
     return math.exp(
@@ -23,23 +23,26 @@ def missed(bad: int, runs: int, passes: int) -> float:
 
 
 def needed(bad: int, runs: int, risk: float) -> int:
-    """The fewest passes in a row whose probability, for such a test, is at most `risk`; at most :data:`MOST`."""
+    """The fewest passes in a row whose probability, for a test that failed `bad` of `runs` times, is at most `risk`.
+
+    The result is at most :data:`MOST`.
+    """
     low, high = 0, 1
-    while high < MOST and missed(bad, runs, high) > risk:
+    while high < MOST and chance_of_passes(bad, runs, high) > risk:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if missed(bad, runs, middle) <= risk else (middle, high)
+        low, high = (low, middle) if chance_of_passes(bad, runs, middle) <= risk else (middle, high)
     return min(high, MOST)
 
 
 def unseen_rate(passes: int, risk: float) -> float:
-    """The lowest failure rate that so many passes rule out, at this risk."""
+    """The lowest failure rate that `passes` passes in a row rule out; `risk` is the probability of an error."""
     return float(1.0 - risk ** (1.0 / passes)) if passes else 1.0
 
 
 def log_chance(bad: int, runs: int, other_bad: int, other_runs: int) -> float:
-    """The logarithm of the probability that equal rates would differ at least so much, in either direction."""
+    """The logarithm of the two-sided p-value of Fisher's exact test: twice the smaller tail; 0 if a test never ran."""
     if not runs or not other_runs:
         return 0.0
     all_bad = bad + other_bad

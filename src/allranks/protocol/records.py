@@ -151,7 +151,7 @@ class Shared(Record):
 class FullCollection(Record):
     """All tests that pytest collected, in one or more records; a shard or a later attempt runs a part of them.
 
-    With the digests of their parameter values, all processes of a run compare their collections.
+    All processes of a run compare their collections, including the digests of the parameter values.
     """
 
     tests: tuple[str, ...]
@@ -202,7 +202,7 @@ class TestStarted(Record):
     nodeid: str
     seed: int = 0
     may_disagree: bool = False  # true if some ranks may skip it while others run it
-    number: int = 1  # from 1; each further try replaces the failed ones before it
+    number: int = 1  # the number of this try, from 1; its outcome replaces those of the failed tries before it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,7 +231,7 @@ class PhaseEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnded(Record):
-    """The end of a test on one rank, other than :class:`Passed`; of several for one rank, the first failure counts."""
+    """The end of a test on one rank, other than :class:`Passed`; the first failure of a rank counts."""
 
     nodeid: str
     rank: int
@@ -283,7 +283,7 @@ class FailureCourse(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftBehind(Record):
-    """A process that was still running after the rank that started it, and was killed."""
+    """A process that outlived the rank that started it, and was killed."""
 
     nodeid: str
     rank: int | None  # None if unknown
@@ -363,7 +363,7 @@ class Finished(Record):
 class ContainerEnded(Record):
     """The agent in a container has ended, as the container init reports."""
 
-    status: int  # the exit status, in the form of `subprocess`
+    status: int  # the exit status, negative for a signal
     memory_kills: int  # the number of processes that the kernel's out-of-memory killer ended
 
 

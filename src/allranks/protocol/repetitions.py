@@ -20,10 +20,10 @@ _NAME: Final = re.compile(
 )
 
 _Z: Final = 1.959964
-"""95 % of the normal distribution is within so many standard deviations."""
+"""95 % of a normal distribution is within this many standard deviations of its mean."""
 
 _CHANCE: Final = 0.01
-"""Two rates differ if the probability of such a difference by chance is at most this."""
+"""Two rates differ if equal rates would produce such a difference with at most this probability."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +34,11 @@ class RepetitionTally:
     bad: int = 0  # failed repetitions
     kept: int = 0  # failed repetitions that are reported one by one
     first_bad: int = 0  # the number of the first failed repetition; 0 for none
-    first_bad_after: float = 0.0  # seconds from the start of the first repetition of any test to the end of this one
+    first_bad_after: float = 0.0  # seconds from the start of the first repetition of any test to that failure
     median: float = 0.0  # seconds of a repetition, accurate to 5 %
     slowest: float = 0.0  # seconds of the slowest repetition
     slowest_at: int = 0  # the number of the slowest repetition
-    left: int = 0  # processes that were still running after the ranks that started them, and were killed
+    left: int = 0  # processes that outlived the ranks that started them, and were killed
     shrunk: str = ""  # a sentence on the delays that the most frequent failure needs; empty if not searched
     command: str = ""  # the command of allranks that repeats the test
     how: str = ""  # the option of this command that drew the delays: ``--skew heavy``
@@ -53,7 +53,7 @@ def name_of_repetition(nodeid: str, number: int, seed: int, skew: str = OFF) -> 
 
 
 def repeated_test(name: str) -> str:
-    """The test of a repetition; any other name is returned unchanged."""
+    """The node id in the name of a repetition; any other name is returned unchanged."""
     found = _NAME.fullmatch(name)
     return found["test"] if found else name
 
@@ -86,7 +86,7 @@ def interval(bad: int, runs: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a failure rate."""
     if not runs:
         return 0.0, 1.0
-    bad = min(bad, runs)  # a file may have any numbers
+    bad = min(bad, runs)  # the numbers may come from an edited file
     rate, z2 = bad / runs, _Z * _Z
     middle = (rate + z2 / (2 * runs)) / (1 + z2 / runs)
     half = _Z / (1 + z2 / runs) * math.sqrt(rate * (1 - rate) / runs + z2 / (4 * runs * runs))

@@ -34,7 +34,7 @@ _BOUNDARY: Final = re.compile(
     r"(?P<thread>(?:Current thread|Thread) 0x)"
 )
 OUTSIDE: Final = "Seen from outside by py-spy"
-"""The stacks after this line are py-spy's view of the same threads."""
+"""The line above py-spy's stacks of the same threads."""
 
 _FUNCTION: Final = re.compile(r"\s*(?:async )?def (\w+)")
 
@@ -54,8 +54,8 @@ class TextFrame:
     file: str
     line: int
     name: str  # the function; empty if the text does not name it
-    lines: Sequence[str]  # the lines of the text
-    is_of_dump: bool = False  # callers are below this frame, and not above it as in a traceback
+    lines: Sequence[str]  # its lines in the text
+    is_of_dump: bool = False  # from a stack dump: its callers are below it, and not above as in a traceback
 
     @property
     def source(self) -> str:
@@ -113,12 +113,12 @@ def headline(text: str) -> str:
 
 
 def _last_error(lines: Iterable[str]) -> Sequence[str]:
-    """The first line of the last exception in a chain of tracebacks; the lines begin inside the first of them."""
+    """The first line of the last exception in a chain; `lines` begin below the first line of the first traceback."""
     found: list[str] = []
     is_chained = True
     for line in lines:
         if _TRACEBACK.fullmatch(line.strip()):
-            if not is_chained:  # it belongs to another process or thread
+            if not is_chained:  # this traceback is from another process or thread
                 break
             found = []
         elif not found and not line.startswith(" "):
@@ -137,7 +137,7 @@ def line_kind(line: str) -> Literal["error", "source", "location", "other"]:
 
 
 def folded(text: str) -> str:
-    """Replace the frames of tools by a note, except for the innermost frame of a stack that has no other frames."""
+    """Replace the frames of tools by a note; a stack that has only such frames keeps the innermost one."""
     lines: list[str] = []
     for _, group in groupby(_parsed(text), lambda piece: isinstance(piece, str)):
         pieces = list(group)
@@ -196,15 +196,17 @@ def _frame(found: re.Match[str], lines: Sequence[str], *, is_of_dump: bool = Fal
 
 
 _SHOWN: Final = 4
+"""The most frames of the last exception in an excerpt."""
+
 _FEW: Final = 2
-"""Frames, and error lines, of each exception except the last one."""
+"""The most other exceptions in an excerpt, and the most frames and error lines of each."""
 
 _ERROR_LINES: Final = 8
 _VALUES: Final = 3
 _WIDTH: Final = 200
 _MOST_LINES: Final = 30
 _LONGEST: Final = 500
-"""The most characters of a file name that is searched for: a test can state a name of any length."""
+"""The most characters of a file name to search for: a test can report a name of any length."""
 
 
 @dataclass
@@ -248,7 +250,7 @@ def _without_frames(text: str, message: str) -> list[str]:
 
 
 def _errors(lines: Sequence[str], message: str, most: int, mark: str = ERROR_MARK) -> list[str]:
-    """The first lines of an error, without a first line that is in the message."""
+    """The first lines of an error, without the first one if the message contains it."""
     error = [line for line in textwrap.dedent("\n".join(lines)).split("\n") if line.strip()]
     error = error[1:] if error and error[0].strip() in message else error
     more = [f"[... {_count(len(error) - most, 'more line')} ...]"] if len(error) > most else []
@@ -296,9 +298,7 @@ def _tracebacks(pieces: Iterable[TextFrame | str]) -> Iterator[_Traceback]:
             if current.frames:
                 yield current
             current = _Traceback(head=f"Exception {number[1]} of the group:")
-        elif (
-            current.frames and is_open and line and _FRAME.match(current.frames[-1].lines[0]) and not current.is_thread
-        ):
+        elif is_open and line and _is_python_traceback(current):
             current.errors.append(line)
         else:
             is_open = is_open and bool(line)

@@ -71,7 +71,7 @@ def from_object(kind: type[T], value: object) -> T:
     key: Any = kind
     fields = _fields(key)
     if unknown := value.keys() - fields.keys():
-        msg = f"has a field that {kind.__name__} has not: {min(unknown)[:40]!r}"
+        msg = f"has a field that {kind.__name__} does not have: {min(unknown)[:40]!r}"
         raise RecordError(msg)
     if missing := _required(key) - value.keys():
         msg = f"lacks {min(missing)} of {kind.__name__}"

@@ -1,4 +1,4 @@
-"""Recognizes errors of a backend that lacks an operation, and the skips because of them.
+"""Recognizes errors of a backend that lacks an operation, and the skips that they cause.
 
 The ranks of a job and the report both use this module.
 """

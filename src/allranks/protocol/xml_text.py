@@ -68,7 +68,7 @@ MESSAGE_LIMIT = 4 * 1024
 """The most characters of one message: clients show messages in lists."""
 
 _ROUGH: Final = 4
-"""How many times the limit is cleaned on either side of a cut: cleaning rarely removes more."""
+"""On either side of a cut, this many times the limit is cleaned: cleaning rarely removes most of a text."""
 
 _PLAIN: Final = re.compile(r"[ !#-%'-;=?-~]*").fullmatch
 """Matches nearly all names: a fast check for text that needs no cleaning and no escaping."""
@@ -93,7 +93,7 @@ def readable(text: str) -> str:
 
 
 def without_colors(text: str) -> str:
-    """``text`` of an XML file without terminal escape sequences as pytest writes them (``#x1B[31m``)."""
+    """``text`` without terminal escape sequences in the form that pytest writes to XML (``#x1B[31m``)."""
     return _WRITTEN_ANSI.sub("", text) if "#x1B" in text else text
 
 
@@ -130,9 +130,7 @@ def _shown_line(line: str) -> str:
 
 def attribute(text: str) -> str:
     """``text``, made readable, as the value of an attribute in quotation marks."""
-    if _PLAIN(text):
-        return f'"{text}"'
-    return f'"{readable(text).translate(_IN_ATTRIBUTE)}"'
+    return quoted(readable(text))
 
 
 def quoted(text: str) -> str:

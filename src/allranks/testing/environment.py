@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.protocol.launcher_variables import OWN, variables_for
+from allranks.protocol.launcher_variables import TORCHRUN, variables_for
 from allranks.protocol.skip_codes import SkipCode, multi_gpu
 
 
@@ -75,7 +75,9 @@ class RankEnvironment:
             gpu_count=_number(environ, "ALLRANKS_GPU_COUNT", 0),
             gang=_number(environ, "ALLRANKS_GANG", 0),
             shared=Path(shared) if shared else None,
-            launcher="the environment" if names is OWN and "TORCHELASTIC_RUN_ID" not in environ else names.launcher,
+            launcher="the environment"
+            if names is TORCHRUN and "TORCHELASTIC_RUN_ID" not in environ
+            else names.launcher,
         )
 
     @property

@@ -21,7 +21,7 @@ from allranks.agent.rank.call_counter import CallCounter
 from allranks.agent.rank.imports import ImportWatch
 from allranks.agent.rank.rank_setup import flush_output, run_in_fork, save_coverage, seed_everything
 from allranks.agent.rank.reports import CodedSkip, failed_before, skip_with_code, waited_for, with_cause
-from allranks.protocol.launcher_variables import OWN, variables_of_rank
+from allranks.protocol.launcher_variables import TORCHRUN, variables_of_rank
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 from allranks.protocol.tracebacks import headline
 
@@ -134,7 +134,7 @@ class LaunchedRank:
 
 def forget_rank() -> None:
     """Remove the variables that identify a rank from this process's environment."""
-    for name in (OWN.rank, OWN.local_rank, OWN.local_world_size):
+    for name in (TORCHRUN.rank, TORCHRUN.local_rank, TORCHRUN.local_world_size):
         os.environ.pop(name, None)
 
 

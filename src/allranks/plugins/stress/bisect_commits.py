@@ -17,7 +17,7 @@ from allranks.matrix.model import Job, Matrix
 from allranks.plugins.stress.commit_search import suspects
 from allranks.plugins.stress.git_worktree import GitHistory
 from allranks.plugins.stress.repeated_cells import ENOUGH, JobTally, Repeater, repeat_until
-from allranks.protocol.rates import missed, needed, percent, unseen_rate
+from allranks.protocol.rates import chance_of_passes, needed, percent, unseen_rate
 from allranks.protocol.xml_text import clipped
 
 _FEWEST: Final = 3
@@ -82,7 +82,7 @@ class Commits:
         if not found.runs:
             return None
         if not found.bad:
-            self.risk += missed(rate.bad, rate.runs, found.runs)
+            self.risk += chance_of_passes(rate.bad, rate.runs, found.runs)
         return bool(found.bad)
 
     def _at(self, commit: str) -> JobTally:
