@@ -457,7 +457,7 @@ def one_message_too_many_for_any_source(rank):
 
 @wrong
 def another_tag(rank):
-    """the tags of messages to rank 1 are not those that it received in this test"""
+    """the messages to rank 1 have other tags than its receives in this test"""
     if rank == 0:
         dist.isend(ones(), dst=1, tag=1)
     elif rank == 1:

@@ -32,9 +32,9 @@ def diagnose(
 
     Args:
         step: The step so far.
-        hangs: Where each of these ranks was.
+        hangs: The state of each rank that has not ended the step.
         calls: The last calls of each rank of the gang.
-        reason: Why they had to be stopped: the time limit that they reached.
+        reason: Why these ranks had to be stopped: the time limit that they reached.
         first_skip: The rank that skipped, or failed as expected, if its peers had to do the same.
     """
     analysis = FailureAnalysis(step, hangs, calls)
@@ -51,7 +51,7 @@ def explain(step: Step, calls: _Calls, first_skip: StepOutcome | None) -> None:
         death = step.cause.stacks if step.cause.outcome is Outcome.CRASHED else None
         step.promote_outliers(outliers(calls, step.cause.rank, death))
     odd, cause = odd_ones_out(calls), step.cause
-    # A rank that timed out in another group's call is a cause because of that call, and so are all in a circle.
+    # Calls in different groups can explain the timeout of a rank whose call is odd, or of all ranks: a circle.
     is_circle = all(outcome.outcome is Outcome.TIMED_OUT for outcome in step.outcomes)
     is_odd = cause is not None and cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd
     may_diverge = cause is None or is_odd or is_circle
@@ -64,13 +64,7 @@ def explain(step: Step, calls: _Calls, first_skip: StepOutcome | None) -> None:
 
 
 class FailureAnalysis:
-    """Decides which ranks others waited for in a step.
-
-    Args:
-        step: The step.
-        hangs: Where the ranks are that have not ended it.
-        calls: The last calls of each rank of the gang.
-    """
+    """Decides which ranks others waited for in a step; arguments as for :func:`diagnose`."""
 
     def __init__(self, step: Step, hangs: Mapping[int, RankHang], calls: _Calls) -> None:
         self._hangs = hangs
@@ -84,7 +78,7 @@ class FailureAnalysis:
         self._busy = {rank for rank, hang in hangs.items() if not self._is_waiting(rank, hang)}
         waits = {rank: self._wait_of(rank, hang) for rank, hang in hangs.items()}
         self._waits = {rank: wait for rank, wait in waits.items() if wait is not None}
-        # A rank that runs user code may poll for something, and then waits for its peers all the same.
+        # A rank in user code waits for its peers, too, if that code polls for something.
         self._independent: set[int] = set()
         polling = {rank for rank, wait in self._waits.items() if wait.order == 0 or self._late_for(rank, wait)}
         self._independent = self._busy - polling
@@ -92,8 +86,8 @@ class FailureAnalysis:
     def _is_waiting(self, rank: int, hang: RankHang) -> bool:
         """Return whether a rank hangs in a call of torch.distributed.
 
-        A rank without stacks, or without user code in complete ones, is assumed to wait in its last call or to report
-        it, unless it is behind: on a busy host that takes seconds.
+        Without stacks, or if complete stacks show no user code, a rank is assumed to wait in its last call, or to be
+        about to report (on a busy host, that takes seconds), unless it is behind its peers.
         """
         if waits_for_peers(hang):
             return True
@@ -162,7 +156,7 @@ def _stopped_outcomes(
     """Return the outcomes of ranks that had to be stopped, the late ones first, as for :func:`diagnose`."""
     first = step.cause or first_skip
     if first is not None and first.outcome is Outcome.XFAILED and not all(map(waits_for_peers, hangs.values())):
-        first = None  # where the test is expected to fail on each rank, a hang is not
+        first = None  # the test is expected to fail on each rank, but not to hang
     if first is not None:
         return [_aborted(rank, hang, first) for rank, hang in hangs.items()]
     if step.has_failed:
@@ -210,12 +204,12 @@ def waits_for_peers(hang: RankHang) -> bool:
 
 
 def _find(calls: Sequence[LastCall], order: int) -> LastCall | None:
-    """Return the call with this number among all calls of its rank; None if it is no longer in the log."""
+    """Return the call with this :attr:`LastCall.order`; None if it is no longer in the log."""
     return next((call for call in calls if call.order == order), None) if order else None
 
 
 def _depends_on(call: LastCall, peer: int) -> bool:
-    """Return whether a call can only end if a peer makes one."""
+    """Return whether a call can end only after a call of this peer."""
     if call.kind in MESSAGES:
         return call.peer in (peer, None)
     return bool(call.mask >> peer & 1) if call.mask else True
@@ -238,7 +232,7 @@ def _has_entered(call: LastCall, rank: int, peer_calls: Sequence[LastCall]) -> b
 
 
 def _has_entered_another(call: LastCall, peer_calls: Sequence[LastCall]) -> bool:
-    """Return whether a peer has entered another collective than a rank, as the same number in the group."""
+    """Return whether a peer's collective with the group and number of this call is a different one."""
     same = _same_number(call, peer_calls)
     return same is not None and same.essence != call.essence
 
@@ -278,15 +272,11 @@ def odd_ones_out(calls: _Calls) -> list[int]:
 
 
 def outliers(calls: _Calls, rank: int, death: Stacks | None = None) -> list[int]:
-    """Return the ranks that called something else than most where this rank made its last call.
+    """Return the ranks whose call at the group and number of this rank's last call differs from the majority's.
 
-    There are none if this rank is one of them. Such calls fail on any of the ranks, and may even kill it: gloo aborts
-    on tensors of different size.
-
-    Args:
-        calls: The last calls of each rank.
-        rank: A rank.
-        death: Stacks of the signal that killed it, if one did. In a collective, another shape is then another call.
+    There are none if this rank is one of them. Calls that differ may fail on any rank, or even kill it: gloo aborts on
+    tensors of different size. If a signal killed the rank, `death` has its stacks: if it died in a collective, calls
+    with other shapes differ, too.
     """
     newest = next(iter(calls.get(rank, ())), None)
     if newest is None or newest.kind in MESSAGES:

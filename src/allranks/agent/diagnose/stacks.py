@@ -6,10 +6,10 @@ never required. Its ``--native`` mode attaches to the process by ptrace(2), whic
 :func:`allranks.agent.linux.allow_tracing`. py-spy cannot attach to a stopped process, whose Python frames are read in
 non-blocking mode instead.
 
-Child processes of a rank are inspected when the rank and all that it has started are about to be killed. Without py-spy
-they write their stacks themselves: a fork of the rank to the rank's stack file; another Python on SIGABRT to its
-standard error, if that is the rank's (``PYTHONFAULTHANDLER``, which ranks set, has faulthandler do that), and then it
-ends. For other processes there is only the kernel's information.
+Child processes of a rank are inspected when the rank and all that it has started are about to be killed. Without
+py-spy, they write their stacks themselves. A fork of the rank writes to the rank's stack file. Another Python program
+whose standard error is the rank's writes there on SIGABRT, and then ends (faulthandler does this, because ranks set
+``PYTHONFAULTHANDLER``). For other processes, there is only the kernel's information.
 """
 
 import json
@@ -267,7 +267,7 @@ class ParentRank:
     pid: int
     names: Mapping[int, str]  # names of child processes, by process id
     stacks: StackFile  # its stack file, to which its forks write, too
-    read_stderr: Callable[[], str]  # returns all that its standard error has had so far
+    read_stderr: Callable[[], str]  # returns its standard error of this test so far
     pipes: frozenset[int]  # the inodes of its standard output and error
     code: Path | None = None  # the folder to which paths are relative
 
@@ -305,7 +305,7 @@ def child_stacks_text(children: Sequence[ChildHang]) -> str:
 
 
 def inspect_children(parent: ParentRank, deadline: float) -> list[ChildHang]:
-    """Inspect the descendants of a rank that is about to be killed, which may end these."""
+    """Inspect the descendants of a rank that is about to be killed; the inspection may end them."""
     all_pids = [pid for pid in linux.descendants(parent.pid) if not is_helper(pid)]
     pids = all_pids[:_MAX_CHILDREN] if len(all_pids) < _TOO_MANY else []
     dumps = _dump_children(pids, deadline)

@@ -150,7 +150,7 @@ class Step:
     def add(self, outcome: StepOutcome) -> None:
         """Add an outcome, in the order of times; the first failure of a rank is final."""
         if not self.has_failed_on(outcome.rank):
-            # From another node, one may arrive later than one that came after it.
+            # An outcome of another node may arrive after outcomes with later times.
             insort(self.outcomes, outcome, key=lambda other: other.at)
 
     def has_failed_on(self, rank: int) -> bool:
@@ -178,15 +178,15 @@ class Step:
         return next((failure for failure in self._failures if failure.is_primary), None)
 
     def has_cause_before(self, at: float) -> bool:
-        """Return whether a rank had already caused a failure itself at this time."""
+        """Return whether a rank had caused a failure itself by this time."""
         return self.cause is not None and self.cause.at <= at
 
     @property
     def primary_failure(self) -> StepOutcome | None:
         """The failure to report first: the cause, or the best candidate if all failures seem to be secondary.
 
-        That is the first one whose test had already failed for another reason, or else the first one that is no
-        consequence of another.
+        The best candidate is the first rank whose test had already failed for another reason, or else the first failure
+        that is no consequence of another.
         """
         independent = (failure for failure in self._failures if not failure.consequence)
         return self.cause or self._failed_before or next(independent, next(iter(self._failures), None))
@@ -229,7 +229,7 @@ class Step:
     def is_clean(self) -> bool:
         """Whether the gang may be kept: all ranks passed, or all skipped early, and left nothing behind.
 
-        A call of torch.distributed that raised may have left its group unusable, even where the test expects that.
+        A call of torch.distributed that raised may have left its group unusable, even if the test expects the error.
         """
         has_raised = any(outcome.calls is not None and outcome.calls.failures for outcome in self.outcomes)
         reports = [outcome.report for outcome in self.outcomes]
@@ -312,7 +312,7 @@ class Step:
 
     @property
     def last_termination(self) -> float | None:
-        """When SIGTERM ended the last of the ranks that it ended; None if it ended none."""
+        """When SIGTERM last ended a rank; None if it ended none."""
         return max((outcome.at for outcome in self.outcomes if outcome.was_terminated), default=None)
 
     def abort_terminated_ranks(self, reason: str) -> None:
@@ -354,7 +354,7 @@ class Step:
     def explain(self, difference: str) -> None:
         """Add to the primary failure how the ranks' calls differ; empty for no difference.
 
-        It comes after an error of the rank's own, which caused the difference.
+        The text comes after an error of the rank's own, because that error caused the difference.
         """
         primary = self.primary_failure
         if primary is not None and difference and difference not in primary.message:
@@ -522,8 +522,8 @@ def outcome_records(
 ) -> list[Passed | RankEnded]:
     """Convert a step of a test into records, with the output of each rank.
 
-    Ranks that simply passed share one record. Failures come last, in the order of their arrival, so that the reader of
-    the first one has everything before it.
+    Ranks that passed share one record, which comes first, so that it has arrived before any failure is shown. The
+    others follow in the order of their times.
     """
     outcomes = [_as_sandcastle_skip(outcome, outputs.get(outcome.rank, Output()).stderr) for outcome in step.outcomes]
     final = {outcome.rank: outcome for outcome in outcomes}.values()
@@ -588,7 +588,7 @@ def _rank_ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, 
 
 
 def _printed(output: str, phases: Sequence[Phase], name: str) -> str:
-    """Return a rank's output; a phase only has its own output if a plugin added it."""
+    """Return a rank's output or, without any, the output that a plugin added to a phase, the last one first."""
     sources = (output, *(getattr(phase, name) for phase in reversed(phases)))
     return shorten(next(filter(None, sources), ""))
 

@@ -44,8 +44,8 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
     unseen = [mismatch for group in groups for mismatch in _differences_of_unseen(group)]
     found = [(group, mismatch) for group in groups for mismatch in _mismatches(group)]
     if not found:
-        return next(itertools.chain(unseen, filter(None, map(_difference_of_order, groups))), None)
-    # After a split each rank may have another name for a group of the same ranks: a split connects without names.
+        return next(itertools.chain(unseen, *map(_differences_of_order, groups)), None)
+    # A split does not connect ranks by the name of the group, so they may have different names for it.
     has_raised = any(own.failures for own in calls.values())
     is_doubtful = has_raised or not any(next(_mismatches(group), None) for group in _merged(groups))
     errors = (
@@ -123,18 +123,19 @@ def _surplus(group: _Group) -> Mapping[int, _Surplus]:
 
 def _differences_of_unseen(group: _Group) -> list[Mismatch]:
     unseen = {rank: calls.unseen for rank, calls in group.items()}
-    message = f"torch counted calls in {_name(group)} that not all of its ranks made"
-    return [Mismatch(message=message, ranks=_unusual(unseen), is_error=False)] if len(set(unseen.values())) > 1 else []
+    return _differences(unseen, f"torch counted calls in {_name(group)} that not all of its ranks made")
 
 
-def _difference_of_order(group: _Group) -> Mismatch | None:
+def _differences_of_order(group: _Group) -> list[Mismatch]:
     orders = {rank: calls.order for rank, calls in group.items()}
-    if len(set(orders.values())) == 1:
-        return None
     message = (
         f"not all ranks of {_name(group)} called the same collectives in the same order, with equal types and sizes"
     )
-    return Mismatch(message=message, ranks=_unusual(orders), is_error=False)
+    return _differences(orders, message)
+
+
+def _differences(values: Mapping[int, int], message: str) -> list[Mismatch]:
+    return [Mismatch(message=message, ranks=_unusual(values), is_error=False)] if len(set(values.values())) > 1 else []
 
 
 def _describe_numbers(kind: str, numbers: Mapping[int, int], group: _Group) -> str:
@@ -171,7 +172,7 @@ def _mismatches_of_receiver(receiver: int, surplus: _Surplus, group: _Group) -> 
     elif all(number >= 0 for number in known.values()) and _tags_differ(
         [tags for _, tags in surplus.values()], from_any
     ):
-        text = f"the tags of messages to rank {receiver} are not those that it received {where}"
+        text = f"the messages to rank {receiver} have other tags than its receives {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
 
 
