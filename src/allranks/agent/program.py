@@ -13,7 +13,7 @@ from allranks.protocol.typed_json import by_name, check_length, decode_line, enc
 LINE_LIMIT: Final = 256 << 20
 """Maximum size of a line in bytes: enough for the names of a million tests."""
 
-DRIVER: Final = 0
+LAUNCHER_RANK: Final = 0
 """The rank number of a launcher, the only process of its gang."""
 
 
@@ -106,7 +106,7 @@ class StartRanks:
     is_kept: bool = False  # the gang may run several tests, so its ranks restore what each test has changed
     has_many_forks: bool = False  # enough ranks follow to spend almost a second on making forks cheaper
     preload: tuple[str, ...] = ()  # modules that earlier ranks imported late, to import once before the fork
-    # If the ranks are new processes instead of forks, the tests of the gang by their index in the collection.
+    # For ranks that are new processes instead of forks: the tests of the gang, by index in the collection.
     fresh: Mapping[int, str] = field(default_factory=dict)
     ranks: tuple[int, ...] = ()  # the ranks of this node, whose descriptors follow
     results: Path = Path()  # the folder of their files
@@ -164,10 +164,10 @@ def parse_start(line: bytes) -> ServerStart:
 
 
 def parse_selection(line: bytes) -> Selection:
-    """Parse the line with the tests to collect, which follows the first one if they were not known before."""
+    """Parse the second line from a supervisor that has sent :class:`ServerStart` before the selection was known."""
     return decode_line(line, by_name((Selection,)))
 
 
-def driver_folder(results: Path) -> Path:
+def launcher_folder(results: Path) -> Path:
     """The folder of a launcher's own files."""
     return results / "driver"

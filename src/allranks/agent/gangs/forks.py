@@ -32,7 +32,7 @@ from allranks.agent.job_end import JobEnd
 from allranks.agent.job_plugins import functions
 from allranks.agent.orphans import GANG_VARIABLE, Mark, owner_of
 from allranks.agent.program import (
-    DRIVER,
+    LAUNCHER_RANK,
     LINE_LIMIT,
     Finish,
     Forked,
@@ -40,8 +40,8 @@ from allranks.agent.program import (
     ServerStart,
     SessionEnded,
     StartRanks,
-    driver_folder,
     encode_message,
+    launcher_folder,
     parse_reply,
 )
 from allranks.agent.stacks import Stacks
@@ -156,7 +156,7 @@ class ForkServer:
             return b"", 0
 
     def select(self, selection: Selection) -> None:
-        """Let it collect these tests."""
+        """Have the server collect these tests."""
         self._requests.add(encode_message(selection))
 
     def start_ranks(self, request: StartRanks, ranks: Sequence[RankProcess], end: JobEnd) -> None:
@@ -284,8 +284,8 @@ class RankRegistry:
     def leftovers_of(self, mark: Mark, pids: Collection[int]) -> set[int]:
         """Return the processes that ranks with this mark, which have ended, left behind; each is returned once.
 
-        They have its mark or that of an earlier gang, or have no mark and are in a session of one of these ranks. Once
-        no gang runs, every process is one: it may have emptied its environment and left its session.
+        A leftover has this mark or that of an earlier gang, or has no mark and is in a session of one of these ranks.
+        When no gang runs, every other child is a leftover: it may have emptied its environment and left its session.
         """
         # List the children first: each of them is then registered or expected when the lock is taken.
         children = linux.children()
@@ -294,7 +294,7 @@ class RankRegistry:
             running = {other.owner for other in self._gangs}
             found = children - self._known.union(pids, *self._gangs.values()) - self._returned
             left = {pid for pid in found if _is_leftover(pid, pids, running)}
-            # One that cannot be killed is not returned again at the end of each later gang.
+            # A process that cannot be killed is not returned again at the end of each later gang.
             self._returned = (self._returned & children) | left
         return left
 
@@ -330,7 +330,7 @@ class LocalNode:
         shared.mkdir(exist_ok=True)
         results, numbers, recorder = self.folders.results, [*self.config.local_ranks], None
         if request.launches:
-            results, numbers = driver_folder(self.folders.results), [DRIVER]
+            results, numbers = launcher_folder(self.folders.results), [LAUNCHER_RANK]
             results.mkdir(exist_ok=True)
         elif self.uses_flight_recorder:
             recorder = FlightRecorder(results=results, shared=shared, gang=request.gang)

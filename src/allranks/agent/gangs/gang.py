@@ -133,7 +133,7 @@ class Gang:
 
     @contextmanager
     def disturbed(self, how: str) -> Iterator[None]:
-        """Have plug-ins disturb the ranks during a block; not if the text is empty."""
+        """Have plug-ins disturb the ranks during a block; if `how` is empty, nothing is disturbed."""
         if not how:
             yield
             return

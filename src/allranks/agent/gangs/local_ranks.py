@@ -1,12 +1,11 @@
 """The ranks of one gang on one node: how they are forked, their events, and how to control them."""
 
-import contextlib
 import os
 import selectors
 import signal
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from json import dumps, loads  # now, as a suite may patch them
@@ -73,7 +72,7 @@ class RankProcess:
     state_before: str = ""  # the state of the process before it was frozen; empty while it is not
 
     def note_fork(self, pid: int, pidfd: int) -> None:
-        """Close this process's copies of the rank's ends, which the forked rank has."""
+        """Note the process of the forked rank, which has its ends now, and close this process's copies of them."""
         self.pid = self.link.pid = pid
         self.pidfd = pidfd
         self.session = linux.session_of(pid) or pid
@@ -98,7 +97,7 @@ class RankProcess:
     def freeze(self) -> None:
         """STOP the rank until it gets a signal, and the rest of its process group for good.
 
-        Busy processes of the rank, however many, and new ones then cannot delay what is done to end it.
+        Otherwise, busy or new processes of the rank could delay what is done to end it.
         """
         if self.exit_status is None and not self.state_before:
             state = linux.state_of(self.pid)
@@ -281,11 +280,11 @@ def _read_answer(intermediate: int, reading: int) -> bytes:
     return b""
 
 
-Disturber = Callable[[Mapping[int, int], str], contextlib.AbstractContextManager[None]]
+Disturber = Callable[[Mapping[int, int], str], AbstractContextManager[None]]
 """Disturbs ranks, given the process id of each, in the way that a text describes."""
 
 CLOSED_TIMEOUT = 1.0
-"""Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""
+"""Seconds for a rank to end after its connection has; a rank that still runs has closed its connection itself."""
 
 ReadEvents = Callable[[], Sequence[RankEvent]]
 """The data of a descriptor in a selector: called when the descriptor is readable, returns the new events."""
@@ -415,7 +414,7 @@ class LocalRanks:
         self._stacks = stack_files(results, self._processes) if stacks is None else stacks
         self._selector: selectors.BaseSelector | None = None
         self._stopped: set[int] = set()  # process ids of ranks and session leaders that were stopped
-        self._disturbance = contextlib.ExitStack()
+        self._disturbance = ExitStack()
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -506,7 +505,7 @@ class LocalRanks:
         )
 
     def _unregister(self, descriptor: int) -> None:
-        with contextlib.suppress(KeyError):
+        with suppress(KeyError):
             if self._selector is not None:
                 self._selector.unregister(descriptor)
 

@@ -34,7 +34,7 @@ from allranks.agent.launch.launch import LaunchOptions
 from allranks.agent.launch.launched_rank import RankOptions, forget_rank
 from allranks.agent.launch.own_ranks import REPEATS_RANKS_ATTRIBUTE, RankFailureError
 from allranks.agent.output import Output
-from allranks.agent.program import driver_folder
+from allranks.agent.program import launcher_folder
 from allranks.agent.rank.marker_options import has_thread_ranks, is_launcher, time_limit
 from allranks.agent.rank.rank import Assignment, run_rank
 from allranks.protocol.config import seed_of_test
@@ -55,7 +55,7 @@ def run_launcher(session: pytest.Session, assignment: Assignment, *, prints_at_o
         base: Any = next(base for base in item.cls.__mro__ if "allranks_launcher" in vars(base))  # type: ignore[attr-defined]
         base.allranks_launch_context = context
     session.config.pluginmanager.register(_LauncherReports(context), "allranks-launcher")
-    own = replace(assignment.request, results=driver_folder(assignment.request.results), url=None)
+    own = replace(assignment.request, results=launcher_folder(assignment.request.results), url=None)
     run_rank(session, replace(assignment, request=own))
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from allranks.agent import clock, evidence, kernel, linux
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome, outcome_records
 from allranks.agent.gangs.forks import (
     REPORT_TIMEOUT,
     SESSION_END_TIMEOUT,
@@ -38,7 +37,7 @@ from allranks.agent.program import FinalResult, Finish, Program, SessionEnded, S
 from allranks.agent.record_stream import RecordWriter
 from allranks.agent.supervisor.test_loop import LostGpuError, SupervisedJob, TestLoop, WorkerLostError
 from allranks.protocol.config import AgentConfig, Folders, Selection
-from allranks.protocol.outcomes import Outcome, Phase, SkipKind, shorten
+from allranks.protocol.outcomes import Outcome, SkipKind, shorten
 from allranks.protocol.records import (
     SCHEMA,
     AgentFailed,
@@ -59,7 +58,9 @@ from allranks.protocol.records import (
     NodesMet,
     Notice,
     NotRun,
+    PhaseEnd,
     Printed,
+    RankEnded,
     Record,
     Shared,
     SuiteWarning,
@@ -68,7 +69,7 @@ from allranks.protocol.records import (
 )
 
 HIDDEN_VARIABLES = ("SANDCASTLE", "TW_JOB_USER")
-"""They make torch count skips as passes; here, the report decides that."""
+"""Variables that make torch count skips as passes; in allranks, the report decides that."""
 
 _FORWARDED = (
     AgentFailed,
@@ -88,7 +89,7 @@ _OK_STATUSES = frozenset({0, 1, 5})
 """pytest's exit statuses for passed, failed, and no tests: the outcomes of the tests decide."""
 
 _LOG_EXCERPT = 8000
-"""Characters of the end of a fork server's log that the error has if the server failed."""
+"""Characters from the end of a fork server's log that are shown with its failure."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     gc.disable()
     options = _parse(arguments)
     config = AgentConfig.read(options.config)
-    # It contains the token that authenticates nodes to each other, which tests must not see.
+    # The file contains the token that authenticates nodes to each other, which tests must not see.
     with suppress(OSError):
         options.config.unlink()
     stream = RecordWriter(os.dup(1))
@@ -150,7 +151,7 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
         "RES_OPTIONS": "timeout:1 attempts:2",
         # All processes of a run must iterate over a set of strings in the same order: parameters may come from one.
         "PYTHONHASHSEED": str(config.seed & 0xFFFFFFFF),
-        # A child of a rank that a signal kills then writes its stacks to its standard error.
+        # A child process of a rank then writes its stacks to standard error if a signal kills it.
         "PYTHONFAULTHANDLER": "1",
     }
     return {
@@ -170,9 +171,7 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
 class Supervisor:
     """Supervises one job, from its start to its end.
 
-    Args:
-        job: The job.
-        is_contained: The job has its own container, and shares its processor time with nothing else.
+    If it `is_contained`, the job has its own container, and shares its processor time with nothing else.
     """
 
     _server: ForkServer
@@ -310,8 +309,8 @@ class Supervisor:
             return
         if self._config.node == 0:
             for module in program.skipped:
-                for record in _skip_records(module, self._config.ranks):
-                    self._stream.write(record)
+                for rank in range(self._config.ranks):
+                    self._stream.write(_skipped(module, rank, self._config.ranks))
 
     def _compare_nodes(self, program: Program, follower: Follower | None, leader: Leader) -> bool:
         """Compare the collections of all nodes; return False if they differ or one is missing."""
@@ -426,15 +425,16 @@ def _session_problem(ended: SessionEnded, *, has_failed: bool) -> str:
     return ""
 
 
-def _skip_records(module: SkippedModule, world_size: int) -> Sequence[Record]:
-    skip = Phase(
-        when="collect",
+def _skipped(module: SkippedModule, rank: int, world_size: int) -> RankEnded:
+    return RankEnded(
+        nodeid=module.nodeid,
+        rank=rank,
         outcome=Outcome.SKIPPED,
-        duration=0.0,
+        world_size=world_size,
+        arrived=0.0,
+        phases=(PhaseEnd(when="collect", outcome=Outcome.SKIPPED),),
+        phase="collect",
         message=module.reason,
-        text=module.reason,
+        text=shorten(module.reason),
         skip_kind=SkipKind.PLAIN,
     )
-    outcomes = [StepOutcome(rank=rank, outcome=Outcome.SKIPPED, at=0.0) for rank in range(world_size)]
-    step = Step(outcomes=outcomes, phases={rank: [skip] for rank in range(world_size)})
-    return outcome_records(step, module.nodeid, world_size, {})

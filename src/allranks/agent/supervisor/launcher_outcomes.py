@@ -8,7 +8,7 @@ from allranks.agent.channel import HiddenError, LaunchedEnd, Released, RepeatsRa
 from allranks.agent.diagnose.step_outcome import LauncherMessage, Step, StepOutcome, outcome_records
 from allranks.agent.gangs.gang import Gang
 from allranks.agent.output import Output
-from allranks.agent.program import DRIVER
+from allranks.agent.program import LAUNCHER_RANK
 from allranks.agent.record_stream import Journal
 from allranks.protocol.config import AgentConfig
 from allranks.protocol.outcomes import Outcome, Phase, disagree, may_disagree
@@ -39,7 +39,7 @@ class _LauncherReports:
     @classmethod
     def of(cls, step: Step, nodeid: str) -> "_LauncherReports":
         """Read a step; outcomes under another node id are ignored."""
-        messages, phases = step.launcher_messages, step.phases.get(DRIVER, ())
+        messages, phases = step.launcher_messages, step.phases.get(LAUNCHER_RANK, ())
         repeated = {message.when for message in messages if isinstance(message, RepeatsRanks)}
         hidden = [message.phase for message in messages if isinstance(message, HiddenError)]
         world_size, ends = _deciding_launch(messages, nodeid)
@@ -114,8 +114,8 @@ class LauncherOutcomes:
 
     The pytest item of the launching process decides a test, which also fails if the item ignored a failed rank. Ranks
     that have ended the test keep their outcomes. An error of the item itself goes to rank 0, and aborts the ranks that
-    have not ended the test; without such an error, these get the item's outcome. If it started no ranks, those are the
-    cell's ranks.
+    have not ended the test; without such an error, these get the item's outcome. If the test started no ranks, the
+    cell's ranks get it.
     """
 
     def __init__(self, journal: Journal, config: AgentConfig) -> None:
@@ -124,7 +124,7 @@ class LauncherOutcomes:
         self._mixed_skip = config.mixed_skip
         self._pending: dict[str, set[int]] = {}
         self._sizes: dict[str, int] = {}
-        self.found_port_in_use = False  # whether the last step failed because of that
+        self.found_port_in_use = False  # whether an error of the last step says so
 
     def record(self, gang: Gang, nodeid: str, step: Step) -> bool:
         """Record one step of the launcher under a test, without outcomes if it only tore down.
@@ -132,7 +132,7 @@ class LauncherOutcomes:
         Returns:
             Whether the test has failed.
         """
-        output = gang.take_output(nodeid).get(DRIVER, Output())
+        output = gang.take_output(nodeid).get(LAUNCHER_RANK, Output())
         reports = _LauncherReports.of(step, nodeid)
         ends = reports.interpreted_ends
         for end in ends:

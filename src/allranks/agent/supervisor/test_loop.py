@@ -156,7 +156,8 @@ class LauncherWorkers:
             return None if self._errors else self.next_batch()
 
 
-End = Passed | RankEnded | FailureCourse
+RepetitionRecord = Passed | RankEnded | FailureCourse
+"""A record of what one repetition of a test did."""
 
 
 class RepetitionPlan(Protocol):
@@ -174,7 +175,7 @@ class RepetitionPlan(Protocol):
     def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
         """Return how plug-ins disturb ranks that join their gang, or run a test; empty for no disturbance."""
 
-    def take(self, started: TestStarted, ends: Sequence[End]) -> None:
+    def take(self, started: TestStarted, ends: Sequence[RepetitionRecord]) -> None:
         """Receive the records of a repetition that has ended."""
 
     def note(self, record: GangStarted | GangReady | LeftBehind | Notice) -> None:
@@ -188,7 +189,7 @@ class RepetitionJournal:
         self._journal = journal
         self._plan = plan
         self._started: TestStarted | None = None
-        self._ends: list[End] = []
+        self._ends: list[RepetitionRecord] = []
 
     def write(self, record: Record) -> None:
         match record:
@@ -444,7 +445,7 @@ class TestLoop:
         self._index = indices[0]
         options = self._options
         self._launcher = LauncherOutcomes(self._journal, self._config) if options.launches else None
-        # A gang without a process group needs a rendezvous, too: a fixture of the suite may make one.
+        # A gang without a process group needs a rendezvous, too: a fixture of the suite may create process groups.
         groups = 1 if options.has_process_group else OWN_GROUPS
         number = next(self._state.gangs)
         shared = self._folders.of_gang(number)
@@ -624,7 +625,7 @@ class TestLoop:
                 self._journal.write(Notice(nodeid=self._current, text=text))
 
     def _count(self, outcomes: AbstractSet[Outcome], *, has_failed: bool) -> None:
-        """Count the test, unless it will be rerun: else another worker would stop the job for it."""
+        """Count the test, unless it will be rerun: another worker could stop the job because of its failure."""
         reruns = 0 if self._state.has_quit else self._options.reruns
         self._reruns = self._reruns or (has_failed and self._number <= reruns)
         if self._reruns:

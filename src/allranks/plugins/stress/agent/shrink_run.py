@@ -10,7 +10,7 @@ from typing import Final
 from allranks.agent import evidence
 from allranks.agent.channel import RunTest
 from allranks.agent.program import Program
-from allranks.agent.supervisor.test_loop import End
+from allranks.agent.supervisor.test_loop import RepetitionRecord
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.shrinking import sentence, shrink
 from allranks.plugins.stress.agent.skew import (
@@ -70,13 +70,13 @@ class Trials:
         results: Path,
     ) -> None:
         self.locations: dict[str, str] = {}
-        self.shown: Sequence[End] = ()
+        self.shown: Sequence[RepetitionRecord] = ()
         self._failed = failed
         self._index = index
         self._shares_ranks = shares_ranks
         self._run_gang = run_gang
         self._results = results
-        self._last_bad: Sequence[End] = ()
+        self._last_bad: Sequence[RepetitionRecord] = ()
         self._skew = ""
         self._begun = self._runs = self._bad = self._tries = self._enough = 0
         self._until = self._slowest = 0.0
@@ -139,7 +139,7 @@ class Trials:
     def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
         return format_outside(command.instructions, command.seed, ranks, is_joining=is_joining)
 
-    def take(self, started: TestStarted, ends: Sequence[End]) -> None:
+    def take(self, started: TestStarted, ends: Sequence[RepetitionRecord]) -> None:
         if (bad := was_bad(started, ends)) is not None:
             self._runs, self._bad = self._runs + 1, self._bad + bad
         if bad:

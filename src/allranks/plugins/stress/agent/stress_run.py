@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from allranks.agent.channel import RunTest
 from allranks.agent.program import Program
 from allranks.agent.record_stream import Journal
-from allranks.agent.supervisor.test_loop import End, split_by_gang
+from allranks.agent.supervisor.test_loop import RepetitionRecord, split_by_gang
 from allranks.plugins.stress.agent.settings import Stress, seed_of_repetition
 from allranks.plugins.stress.agent.skew import format_outside
 from allranks.protocol.outcomes import Outcome, disagree
@@ -59,7 +59,7 @@ _STEP = math.log(1.05)
 _TIMEOUT = re.compile(r"timed?[ -]?out|failed to pass monitoredbarrier", re.IGNORECASE)
 
 
-def was_bad(started: TestStarted, ends: Sequence[End]) -> bool | None:
+def was_bad(started: TestStarted, ends: Sequence[RepetitionRecord]) -> bool | None:
     """Whether a repetition failed; None if it has no outcome, or was ended from outside."""
     bad = [end for end in ends if isinstance(end, RankEnded) and end.outcome.is_bad]
     if not (outcomes := outcomes_of(ends)):
@@ -69,12 +69,12 @@ def was_bad(started: TestStarted, ends: Sequence[End]) -> bool | None:
     return bool(bad) or (disagree(outcomes) and not started.may_disagree)
 
 
-def outcomes_of(ends: Sequence[End]) -> set[Outcome]:
+def outcomes_of(ends: Sequence[RepetitionRecord]) -> set[Outcome]:
     """The outcomes of a repetition's ranks."""
     return {end.outcome for end in ends if not isinstance(end, FailureCourse)}
 
 
-def seconds_of(ends: Sequence[End]) -> float:
+def seconds_of(ends: Sequence[RepetitionRecord]) -> float:
     """The duration of a repetition in the slowest rank; 0 if no rank has reported it."""
     timed = [end for end in ends if not isinstance(end, FailureCourse)]
     return max((end.seconds if isinstance(end, RankEnded) else max(end.seconds) for end in timed), default=0.0)
@@ -88,8 +88,8 @@ class _Test:
     begun: int = 0  # the number of repetitions that have started
     is_skipped: bool = False  # and will be skipped again, so it is not repeated
     is_lost: bool = False  # a repetition has no outcome
-    last: Sequence[End] = ()  # the records of the last repetition that did not fail
-    first_bad: Sequence[End] = ()  # the records of the first failed repetition
+    last: Sequence[RepetitionRecord] = ()  # the records of the last repetition that did not fail
+    first_bad: Sequence[RepetitionRecord] = ()  # the records of the first failed repetition
     tally: RepetitionTally = field(default_factory=RepetitionTally)
     durations: Counter[int] = field(default_factory=Counter)  # the number of repetitions by their steps of 5 %
     # For each kind of failure, the number of failed repetitions and the start of the first.
@@ -170,7 +170,7 @@ class Repetitions:
     def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
         return format_outside(command.instructions, command.seed, ranks, is_joining=is_joining)
 
-    def take(self, started: TestStarted, ends: Sequence[End]) -> None:
+    def take(self, started: TestStarted, ends: Sequence[RepetitionRecord]) -> None:
         """Count a repetition, and write its records if it failed."""
         with self._lock:
             test, now = self._tests[started.nodeid], self._elapsed
@@ -204,7 +204,7 @@ class Repetitions:
         kinds_by_test = [test.failure_kinds.values() for test in self._tests.values() if test.failure_kinds]
         return [max(kinds, key=lambda kind: kind[0])[1] for kinds in kinds_by_test]
 
-    def explain(self, failed: TestStarted, why: str, skew: str, shown: Sequence[End]) -> None:
+    def explain(self, failed: TestStarted, why: str, skew: str, shown: Sequence[RepetitionRecord]) -> None:
         """Report the cause of a test's most frequent failure.
 
         Args:
@@ -277,7 +277,7 @@ class Repetitions:
             self._test(index).reserved += may_begin
             return may_begin
 
-    def _count(self, test: _Test, started: TestStarted, ends: Sequence[End]) -> None:
+    def _count(self, test: _Test, started: TestStarted, ends: Sequence[RepetitionRecord]) -> None:
         self._runs += 1
         seconds = seconds_of(ends)
         test.durations[_step_of(seconds)] += 1
@@ -285,7 +285,7 @@ class Repetitions:
         if seconds >= test.tally.slowest:
             test.tally = replace(test.tally, slowest=round(seconds, 6), slowest_at=started.number)
 
-    def _count_bad(self, test: _Test, started: TestStarted, ends: Sequence[End], now: float) -> None:
+    def _count_bad(self, test: _Test, started: TestStarted, ends: Sequence[RepetitionRecord], now: float) -> None:
         self._bad += 1
         test.tally = replace(test.tally, bad=test.tally.bad + 1)
         records = ends if self._stress.skew == OFF else [_mark_tight_timeout(end) for end in ends]
@@ -328,20 +328,20 @@ def _summary_records(nodeid: str, test: _Test) -> Sequence[Record]:
     return [*(replace(summary, rank=other, consequence=True, caused_by=rank, text="") for other in others), summary]
 
 
-def _mark_tight_timeout(end: End) -> End:
+def _mark_tight_timeout(end: RepetitionRecord) -> RepetitionRecord:
     """Mark a timeout in the test itself, which may be too short for the delays."""
     if not isinstance(end, RankEnded) or end.outcome is not Outcome.FAILED or end.consequence:
         return end
     return replace(end, message=f"tight timeout: {end.message}") if _TIMEOUT.search(end.message) else end
 
 
-def _primary_failure(ends: Sequence[End]) -> RankEnded | None:
+def _primary_failure(ends: Sequence[RepetitionRecord]) -> RankEnded | None:
     """The primary failure if it is known, or else any failure; None if no rank failed."""
     bad = [end for end in ends if isinstance(end, RankEnded) and end.outcome.is_bad]
     return next((end for end in bad if not end.consequence), next(iter(bad), None))
 
 
-def _failure_kind(ends: Sequence[End]) -> tuple[Outcome, str]:
+def _failure_kind(ends: Sequence[RepetitionRecord]) -> tuple[Outcome, str]:
     """The kind of failure of a repetition."""
     primary = _primary_failure(ends)
     return (Outcome.MISSING, "") if primary is None else (primary.outcome, re.sub(r"[\d.]+", "", primary.message)[:200])
