@@ -133,7 +133,7 @@ def test_the_descriptor_stays_readable_after_a_stop_request(end):
     end.request_stop()
     for _ in range(2):
         assert linux.is_readable(end.fileno(), 0)
-        assert end.is_stop_requested
+        assert end.is_over
         with pytest.raises(StopRequestedError):
             end.check()
 

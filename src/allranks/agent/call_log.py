@@ -42,7 +42,7 @@ _KEPT = 16
 """Number of collectives, and of messages, that are kept for each group."""
 
 _COMPARED = 4
-"""The newest collectives of each group decide which rank is the cause; older ones only show the course of a test."""
+"""Number of newest collectives of each group that decide which rank is the cause; others only show a test's course."""
 
 _MOST_GROUPS = 200
 """Maximum number of groups of a rank, including those that it closed in the running test."""
@@ -53,7 +53,7 @@ _MOST_COUNTERS = 400
 _MOST_MEMBERS = 2048
 
 _MOST = 2**52
-"""The largest valid number, except for times of calls. A number from another node must be less than twice that."""
+"""The largest valid number, except for times of calls."""
 
 _MOST_SECONDS = 1e12
 """The longest valid wait."""
@@ -89,7 +89,7 @@ class LastCall(NamedTuple):
 
     @property
     def essence(self) -> tuple[object, ...]:
-        """What must be equal on all ranks; shapes may differ (views), and so may sizes unless the kind is even."""
+        """What must be equal on all ranks; shapes may differ (views), as may sizes unless :data:`EVEN` has the kind."""
         return self.kind, self.dtype, self.peer, size_of(self.shape) if self.kind in EVEN else None
 
 
@@ -228,7 +228,7 @@ class CallLog:
                 group.state = _FREE if group.state == _CLOSED else group.state
 
     def open(self, name: str, members: Sequence[int]) -> _Group:
-        """The entry of a new group; one outside of the log if the log is full."""
+        """The entry of a new group; one outside of the log if the group does not fit into the log."""
         with self._lock:
             free = (index for index, group in enumerate(self._log.groups) if group.state == _FREE)
             index = next(free, None) if max(members, default=0) < _MOST_MEMBERS else None
@@ -280,7 +280,7 @@ class CallLog:
             self._log.failures += 1
 
     def _new_counter(self, group: _Group, kind: str, peer: int | None) -> _Counter | None:
-        """A new counter; None if the log is full."""
+        """A new counter; None if the group is not in the log or has no free counter."""
         if group.state != _OPEN or group.used == _MOST_COUNTERS:
             return None
         group.counters[group.used] = _Counter(_shortened(kind, _Counter.kind.size), -1 if peer is None else peer)
@@ -313,7 +313,7 @@ def map_log(descriptor: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-# The rank may have written invalid data, or truncated the memory.
+# The supervisor's side of a log: the rank may have written invalid data, or truncated the memory.
 
 
 def read_calls(descriptor: int) -> Calls:
@@ -393,7 +393,7 @@ def _groups(descriptor: int) -> Iterator[tuple[_Group, Bits]]:
 
 
 def _shortened(word: str, most: int = _WORD_BYTES) -> bytes:
-    """A word of at most so many bytes; a longer one ends with a digest, so that different words stay different."""
+    """A word in at most `most` bytes; a longer one ends with a digest, so that different words stay different."""
     data = word.encode()
     return data if len(data) <= most else f"{data[: most - 12].decode(errors='ignore')}… {crc32(data):08x}".encode()
 

@@ -38,7 +38,7 @@ class RunTest:
     """Run a test."""
 
     index: int  # of the test in the collection
-    nodeid: str  # of that test; a rank that collected another one there reports an error
+    nodeid: str  # of that test; a rank that collected another test at this index reports an error
     following: int | None  # index of the gang's next test; None for the last
     seed: int = 0  # of all ranks
     instructions: str = ""  # from the plug-in that repeats the test, for its part in the ranks
@@ -48,8 +48,8 @@ class RunTest:
 class End:
     """Tear down the remaining fixtures and end.
 
-    A rank of a gang that has not failed reports after its tear-down and exits after the second End: until then, its
-    peers may need its resources, such as the server of a store.
+    The ranks of a gang that has not failed get two of these commands: they tear down and report after the first, and
+    exit after the second. Until then, a peer may need a rank's resources, such as the server of a store.
     """
 
     is_condemned: bool  # a bad outcome has ended this gang, so later failures are secondary
@@ -68,7 +68,7 @@ class PhasesEnded(_AboutTest):
 
     phases: tuple[Phase, ...]  # at least one
     is_symptom: bool = False  # the failure is secondary if any rank has a failure of its own
-    waits_for: Wait | None = None  # what the rank waited for when it failed: if a peer never arrived, that is the cause
+    waits_for: Wait | None = None  # what the rank waited for when it failed: a peer that never arrived is the cause
     had_failed: bool = False  # the test had already failed for another reason before it waited
 
     @property
@@ -372,7 +372,7 @@ class RankReport:
     rank: int
     message: Progress | Debugging
     at: float  # seconds since the epoch, on the clock of the lead node
-    has_foreign_data: bool = False  # other processes sent data in the name of the rank, which was discarded
+    has_foreign_data: bool = False  # other processes sent data over the rank's connection, which was discarded
     calls: Calls | None = None  # its calls in the running test, if its step is over
 
 

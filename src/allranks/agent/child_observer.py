@@ -17,8 +17,8 @@ The kernel reports the status of a child only once, to the first caller that wai
 that wait for processes are wrapped. Functions that send signals are wrapped as well, because a process that was stopped
 by its parent did not fail by itself.
 
-This runs in arbitrary programs and delays their start, so it imports only modules that Python has already imported, and
-all others where they are needed.
+This runs in arbitrary programs and delays their start. Therefore the module imports only what Python itself has already
+imported, and its functions import the rest when they need it.
 """
 
 # ruff: noqa: PTH100, PTH108, PTH110, PTH116, PTH118, PTH120, PTH123, PTH208 - pathlib is slow to import
@@ -137,7 +137,7 @@ def observe_this_program() -> None:
     if _is_in_command_line(_FORK_SERVER):
         _write("Named", pid=_getpid(), name="forkserver")
         return
-    sys.excepthook = sys.__excepthook__ = _with_note(sys.excepthook)  # programs compare them
+    sys.excepthook = sys.__excepthook__ = _with_note(sys.excepthook)  # some programs check whether the two are the same
 
 
 def _is_in_command_line(part: str) -> bool:
@@ -372,7 +372,7 @@ def _index_of(process: Any) -> int | None:  # noqa: ANN401
 
 
 def _note_process(process: Any) -> None:  # noqa: ANN401
-    """Write the end of a process of ``multiprocessing``; if a fork server is its parent, only its object has it."""
+    """Write the end of a process of ``multiprocessing``; if a fork server started it, only its object has this."""
     try:
         if process is not None and process.pid is not None and process.exitcode and not _was_noted(process):
             _note_end(process.pid, process.exitcode)
@@ -489,7 +489,7 @@ def _note_rank() -> None:
 
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:  # noqa: ANN401 - a module
-    """Replace a function of the standard library in all modules that have it under this name."""
+    """Replace a function of the standard library, in its public module and in the one that implements it."""
     original = getattr(module, name)
     replacement = _like(original, function)
     others = (original.__module__, module.__name__.strip("_"))

@@ -21,10 +21,10 @@ _CRASHES: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signa
 """Signals that indicate a defect."""
 
 _HARMLESS: Final = frozenset({signal.SIGPIPE})
-"""Signals that are not a failure: a program's reader has closed its pipe."""
+"""Signals that do not count as a failure: SIGPIPE only means that the reader of a pipe has closed it."""
 
 _REQUESTS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
-"""Signals that request a process to end; it may do so with an exception or any status."""
+"""Signals that request a process to end, which it may do with an exception or any status."""
 
 _MOST_FILES: Final = 10_000
 _MOST_BYTES: Final = 1 << 20
@@ -291,12 +291,7 @@ def children_folder(shared: Path, rank: int) -> Path:
 
 
 def labels_of_children(folder: Path, own_rank: int | None) -> dict[int, str]:
-    """The labels of the processes that have a name or a rank, by process id.
-
-    Args:
-        folder: The folder with the events.
-        own_rank: As for :func:`read_children`.
-    """
+    """The labels of the processes that have a name or a rank, by process id; arguments as for :func:`read_children`."""
     events = _read(folder)
     children = events.children(events.names.keys() | events.began.keys(), own_rank)
     return {child.pid: child.label for child in children if child.name or child.rank is not None}
@@ -317,11 +312,9 @@ def read_children(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
 
 
 def workers_that_raised(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
-    """The workers of pools that have sent an exception to the process that submitted the task, with the first one.
+    """The workers of pools that have sent an exception to the process that submitted the task, each with its first one.
 
-    Args:
-        folder: The folder with the events.
-        own_rank: As for :func:`read_children`.
+    The arguments are those of :func:`read_children`.
     """
     events = _read(folder)
     raised = [(child, events.passed_on[child.pid]) for child in events.children(events.passed_on, own_rank)]
@@ -331,8 +324,8 @@ def workers_that_raised(folder: Path, own_rank: int | None) -> Sequence[ChildPro
 def primary(children: Iterable[ChildProcess]) -> ChildProcess | None:
     """The process whose failure caused the others; None if there is none.
 
-    This is the first one that failed, except that processes that waited for a peer come after all others, and those of
-    an earlier test come last.
+    Processes of this test come before those of earlier tests, then processes that did not wait for a peer before those
+    that did, and then the first to fail.
     """
     own = [child for child in children if not child.was_stopped]
     return min(own, key=lambda child: (child.is_earlier, child.waited_for_a_peer, child.at), default=None)

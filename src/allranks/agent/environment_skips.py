@@ -68,7 +68,7 @@ class SandcastleReason(str):
 
 @contextmanager
 def watch_for_sandcastle_skips() -> Iterator[None]:
-    """Within this block, mark the skips of sandcastle decorators in suites that are imported."""
+    """Mark the skips of sandcastle decorators in suites that are imported within this block."""
     module = sys.modules.get(MODULE)
     if module is not None:
         _mark_reasons(module)

@@ -239,15 +239,9 @@ def compute(device: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.
 
 
 def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: Journal) -> bool:
-    """Check all GPUs at the same time and record the results; return whether all are healthy.
+    """Check all GPUs at the same time, within `limit` seconds, and record the results; return whether all are healthy.
 
     If torch is built without GPU support, nothing is checked: the job's tests may fail or skip by themselves.
-
-    Args:
-        gpus: The GPUs.
-        device: torch's type of device.
-        limit: Seconds for all GPUs together.
-        journal: Where to record the results.
     """
     if device == "cuda" and torch.version.cuda is None and torch.version.hip is None:
         return True
@@ -288,7 +282,8 @@ class _Check:
         result = self._result(deadline)
         if result is None:
             linux.signal_process(self.pid, signal.SIGKILL)
-        status = self._status(deadline if result is not None else 0.0)
+            deadline = 0.0
+        status = linux.reap(self.pid, max(_KILL_SECONDS, deadline - time.monotonic()))
         os.close(self.reader)
         if result is None:
             return f"it did not compute a result within {limit:g} s"
@@ -302,14 +297,11 @@ class _Check:
             return None
         return os.read(self.reader, _LONGEST_ERROR)
 
-    def _status(self, deadline: float) -> int | None:
-        return linux.reap(self.pid, max(_KILL_SECONDS, deadline - time.monotonic()))
-
 
 def _ending(status: int | None) -> str:
     if status is None:
         return "does not end"
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+    return f"was killed by {linux.signal_name(-status)}" if status < 0 else f"ended with exit status {status}"
 
 
 def _start(gpu: GpuToCheck, work: Callable[[], None]) -> _Check:

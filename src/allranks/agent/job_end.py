@@ -89,10 +89,6 @@ class JobEnd:
             self._start.put(None)
 
     @property
-    def is_stop_requested(self) -> bool:
-        return self._is_stop_requested
-
-    @property
     def is_over(self) -> bool:
         """Whether a stop was requested or the time limit is reached."""
         return self._is_stop_requested or self.remaining() == 0
@@ -105,7 +101,7 @@ class JobEnd:
             raise StopRequestedError
 
     def start_limit(self) -> None:
-        """Start the job's time limit, again after collection, which does not count."""
+        """Start the job's time limit; after the collection, which does not count, start it again."""
         self._deadline = clock.monotonic() + self._limit.seconds
 
     def remaining(self) -> float:

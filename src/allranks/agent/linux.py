@@ -93,7 +93,7 @@ def allow_tracing(pid: int) -> None:
 
 def offer_to_memory_killer() -> None:
     """Make the out-of-memory killer choose this process before its supervisors (proc(5))."""
-    # The kernel counts a third of all memory in addition to the memory of this process and its descendants.
+    # With 333, the kernel adds a third of all memory to the memory of this process, and of each of its descendants.
     with suppress(OSError, ValueError):
         file = Path("/proc/self/oom_score_adj")
         file.write_text(str(min(1000, int(file.read_text()) + 333)))
@@ -113,7 +113,7 @@ def adopts_orphans() -> bool:
 def adopting_orphans() -> Iterator[None]:
     """Adopt orphans within this block; restore the previous setting after it."""
     adopted = adopts_orphans()
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     try:
         yield
     finally:
@@ -123,8 +123,8 @@ def adopting_orphans() -> Iterator[None]:
 def gather_into_huge_pages() -> None:
     """Move this process's private memory into huge pages, if available (madvise(2), MADV_COLLAPSE, Linux 6.1).
 
-    A fork copies one table entry per page, and its exit releases it. For a process that has imported torch, this makes
-    up most of the cost of a fork. On a kernel without MADV_COLLAPSE nothing changes.
+    A fork copies one table entry per page, and releases the copies when it exits: most of the cost of a fork, once
+    torch is imported. On a kernel without MADV_COLLAPSE, nothing changes.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for start, end in _own_memory():
@@ -326,7 +326,7 @@ def overwrite_variable(name: str, value: str) -> None:
     """Change a variable in the initial environment of this process, which :func:`variables_of` reads.
 
     This is needed for forks, which otherwise show the initial environment of their parent. Nothing changes unless the
-    variable exists with a value of the same length. The variable in ``os.environ`` is a different one.
+    variable exists with a value of the same length. ``os.environ`` does not change.
     """
     start, end = map(int, _stat(os.getpid())[_ENVIRONMENT] or (0, 0))
     if not start:
@@ -367,7 +367,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def _signals(pid: int, name: str) -> int:
-    """A signal mask of a process (proc(5), ``/proc/pid/status``); empty if unknown."""
+    """A signal mask of a process (proc(5), ``/proc/pid/status``); 0 if unknown."""
     try:
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         return int(status[name], 16)
@@ -461,7 +461,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Timer:
-    """Becomes readable at a fixed interval (timerfd_create(2), which Python has since 3.13)."""
+    """A descriptor that becomes readable at a fixed interval (timerfd_create(2), which Python has since 3.13)."""
 
     def __init__(self, seconds: float) -> None:
         libc = ctypes.CDLL(None, use_errno=True)

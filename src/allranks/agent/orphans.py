@@ -11,7 +11,7 @@ from typing import Self
 from allranks.agent import clock, linux
 
 REAP_TIMEOUT = 2.0
-"""Seconds to wait for the status of an ended process: a debugger that traces it gets it first, and may keep it."""
+"""Seconds to wait for the exit status of a process: its debugger gets the status first, and may keep it."""
 
 _ORPHANS_TIMEOUT = 10.0
 """Seconds to kill all orphans of a gang, which may start new ones; the rest ends with the job's container or host."""
@@ -19,7 +19,8 @@ _ORPHANS_TIMEOUT = 10.0
 _RESOURCE_TRACKERS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
 """Command lines of processes that remove shared memory after all their clients have ended, and then exit."""
 
-_SERVER = re.compile(r"from multiprocessing\.forkserver import main|'allranks\.warm_server'")
+_SERVERS = re.compile(r"from multiprocessing\.forkserver import main|'allranks\.warm_server'")
+"""Command lines of processes that fork processes for ``multiprocessing``."""
 
 _RESOURCE_TRACKER_TIMEOUT = 3.0
 """Seconds for resource trackers to exit; ``torch_shm_manager`` waits for 2 s before it begins (torch 2.13)."""
@@ -105,7 +106,7 @@ def show_marks(environment: Mapping[str, str]) -> None:
 
 
 Orphans = Callable[[Collection[int]], Collection[int]]
-"""The children of this process that processes with these ids have left behind."""
+"""Finds the children of this process that the processes with these ids left behind."""
 
 
 def kill_group(leader: int) -> bool:
@@ -193,20 +194,20 @@ def _kill_all(pids: Collection[int]) -> set[int]:
 
 def _is_idle_server(pid: int, process: linux.LivingProcess) -> bool:
     """Whether a process is a fork server without children, which exits after its rank."""
-    return _SERVER.search(process.command) is not None and not linux.descendants(pid)
+    return _SERVERS.search(process.command) is not None and not linux.descendants(pid)
 
 
 def _is_resource_tracker(pid: int) -> bool:
-    process = linux.describe(pid)
-    return process is not None and _RESOURCE_TRACKERS.search(process.command) is not None
+    return _has_command(pid, _RESOURCE_TRACKERS)
 
 
 def is_helper(pid: int) -> bool:
     """Whether a process is a helper of Python or torch, which runs no code of the test."""
     # The forks of a server have its command line.
-    return _is_resource_tracker(pid) or (_is_server(pid) and not _is_server(linux.parent_of(pid)))
+    is_server = _has_command(pid, _SERVERS) and not _has_command(linux.parent_of(pid), _SERVERS)
+    return is_server or _is_resource_tracker(pid)
 
 
-def _is_server(pid: int) -> bool:
+def _has_command(pid: int, pattern: re.Pattern[str]) -> bool:
     process = linux.describe(pid)
-    return process is not None and _SERVER.search(process.command) is not None
+    return process is not None and pattern.search(process.command) is not None

@@ -59,7 +59,7 @@ class OutputStream:
         self._line = b""
 
     def drain(self) -> None:
-        """Read at most one pipe's capacity: a flood of output must not starve the supervisor's other work."""
+        """Read about one pipe's capacity: a flood of output must not starve the supervisor's other work."""
         read = 0
         while not self.at_end and read < _PIPE and (data := self._read()):
             read += len(data)
@@ -84,7 +84,7 @@ class OutputStream:
             echo(line.decode("utf-8", "replace"))
 
     def peek(self) -> str:
-        """The output since the last call of :meth:`take`; the next call returns it, too."""
+        """The output since the last call of :meth:`take`, whose next call returns it, too."""
         self.drain()
         return self._excerpt.text()
 

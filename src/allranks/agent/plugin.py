@@ -15,7 +15,7 @@ from allranks.agent.rank.marker_options import is_launcher
 from allranks.protocol.refusals import too_old
 
 MANY_TESTS = 30
-"""The number of multi-process tests from which on it pays to spend almost a second on making forks cheaper."""
+"""From this number of multi-process tests on, it pays to make forks cheaper, which takes almost a second."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

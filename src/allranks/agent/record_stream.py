@@ -1,7 +1,7 @@
 """Writes a job's records to the host; a thread waits for a slow reader, so that supervision never does.
 
 A record separator (RFC 7464) precedes each record's line, which distinguishes it from any other output on the stream.
-The queue is bounded: when it is half full, texts and display-only records are dropped.
+The queue is bounded: when it is half full, texts, notices and printed lines are dropped.
 """
 
 import os
@@ -26,7 +26,7 @@ class Journal(Protocol):
 RECORD_SEPARATOR = b"\x1e"
 
 WAITING_LIMIT = 64 << 20
-"""Maximum size of the queue in bytes; when it is half full, texts are dropped."""
+"""Maximum size of the queue in bytes."""
 
 
 class RecordWriter:

@@ -102,13 +102,14 @@ class Stacks:
     def words(self) -> str:
         """The end of a message with where the process was, "; it was in file:line in name"; empty if unknown.
 
-        If the main thread is only in libraries, it is where up to three threads were, those that wait for a peer last.
+        If the main thread was only in libraries, the message has up to three threads, those that wait for a peer last.
         """
         if self.innermost:
             return f"; it was in {self.innermost}"
         threads = [Stacks(text, self.code) for text in _THREAD.split(self.text.partition(OUTSIDE)[0])]
-        places = dict.fromkeys(thread.innermost for thread in sorted(threads, key=Stacks.waits_in_distributed))
-        return "".join(f"; a thread was in {place}" for place in itertools.islice(filter(None, places), _MOST_THREADS))
+        locations = dict.fromkeys(thread.innermost for thread in sorted(threads, key=Stacks.waits_in_distributed))
+        shown = itertools.islice(filter(None, locations), _MOST_THREADS)
+        return "".join(f"; a thread was in {location}" for location in shown)
 
     @property
     def words_for_a_stop(self) -> str:
@@ -118,7 +119,7 @@ class Stacks:
 
 
 def _main_thread(stacks: str) -> str:
-    """The part of stacks that is about the main thread; all of it if that is not marked."""
+    """The stack of the main thread in a text; the whole text if no thread is marked as the main thread."""
     return stacks.rpartition(_CURRENT_THREAD)[2]
 
 
@@ -158,9 +159,7 @@ def is_library(file: str) -> bool:
     """
     if _TESTS_OF_TORCH in file and file.endswith("_test.py"):
         return False
-    if is_tool(file) or "-packages/torch/" in file:
-        return True
-    return is_standard_library(file)
+    return is_tool(file) or "-packages/torch/" in file or is_standard_library(file)
 
 
 def is_standard_library(file: str) -> bool:

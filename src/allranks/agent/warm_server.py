@@ -74,7 +74,7 @@ def _fork_orphan(request: dict[str, Any], descriptors: list[int], server: socket
 
 
 def _import(name: str, file: str) -> None:
-    """Import a module if a new interpreter finds it in the same file as the rank did, so that it is installed."""
+    """Import a module if this new interpreter finds it in the same file as the rank did: then it is installed."""
     package = name.partition(".")[0]
     if name == package or package in sys.modules:  # find_spec imports the package of a submodule, wherever it is
         spec = importlib.util.find_spec(name)
