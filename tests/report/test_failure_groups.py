@@ -3,7 +3,7 @@
 import pytest
 
 from allranks.errors import ExitCode
-from allranks.report.failure_groups import Failure, OwnFailures, failed_ranks, grouped
+from allranks.report.failure_groups import Failure, GroupKey, OwnFailures, failed_ranks, grouped
 from allranks.report.failure_groups import signature as of
 from allranks.report.results import VerdictKind
 
@@ -77,3 +77,19 @@ def test_errors_of_jobs_come_first_and_interrupted_jobs_last():
         error("job", ExitCode.UNACCOUNTED, is_of_job=True),
     ]
     assert [failure.reason for failure in grouped([failures], {})] == ["job", "failed", "interrupted"]
+
+
+def test_a_group_names_its_other_functions():
+    first, *others = (
+        Failure(
+            job="c / s",
+            nodeid=f"{function}[0]",
+            kind=VerdictKind.FAILURE,
+            message="differs",
+            key=GroupKey("failure", "failed", "differs"),
+            functions=(function,),
+        )
+        for function in ("a.py::one", "a.py::one", "b.py::two")
+    )
+    (group,) = grouped([[first], others], {})
+    assert (group.nodeid, group.impact) == ("a.py::one[0]", "3 tests; also b.py::two")

@@ -73,7 +73,10 @@ def test_failures_that_say_the_same_but_for_numbers_are_listed_once_with_their_c
         run_folder.rank(job, 0, dict.fromkeys(tests, "passed"))
         run_folder.rank(job, 1, {test: {"outcome": "failed", "message": words} for test, words in tests.items()})
     merged = merge(run_folder.path, environ={})
-    told, extent = "rank 1 failed: Mismatched elements: 0 / 1024", "(26 tests in 2 cells; rank 1)"
+    told, extent = (
+        "rank 1 failed: Mismatched elements: 0 / 1024",
+        "(26 tests in 2 cells; rank 1; also t.py::test_1, t.py::test_2, …)",
+    )
     assert render_table(merged).count("FAILURE") == 1
     assert f"    {told}\n    {extent}\n" in render_table(merged)
     text = merged.summary.read_text()

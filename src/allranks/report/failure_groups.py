@@ -7,7 +7,7 @@ jobs are joined at the end. The terminal, the summary, annotations and the page 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from allranks.errors import PRECEDENCE, ExitCode
@@ -28,6 +28,8 @@ MOST_GROUPS: Final = 1000
 _MESSAGE: Final = 300
 _RANKS_SHOWN: Final = 4
 _WORLDS_SHOWN: Final = 4
+_FUNCTIONS: Final = 3
+"""Test functions of a group that are shown, with the first failure's own."""
 _PACKS_SHOWN: Final = 4
 
 _KEPT: Final = r"(?:signal|code|status|errno|error|version|SIG[A-Z]+)[ =:(]{0,2}"
@@ -94,6 +96,7 @@ class Failure:
     is_of_job: bool = False  # True for an error of the job, as opposed to one of its tests
     code: ExitCode = ExitCode.TESTS_FAILED  # the exit code that this failure demands of the run
     more: int = 0  # the number of other tests in the group
+    functions: tuple[str, ...] = ()  # the first test functions of the group, as node ids without parameters
     key: GroupKey | None = None  # None for a failure that is never grouped
     cells: tuple[str, ...] = ()  # the cells of the group's tests
     packs: tuple[str, ...] = ()  # the batches, in a plan for several machines, of the jobs with this error
@@ -119,9 +122,11 @@ class Failure:
 
     @property
     def impact(self) -> str:
-        """The spread, and the axis that the failure depends on; empty if neither adds anything."""
+        """The spread, other functions, and the axis that the failure depends on; empty if nothing adds anything."""
+        others = [*map(readable, self.functions[1:_FUNCTIONS]), *["…"] * (len(self.functions) > _FUNCTIONS)]
+        also = f"also {', '.join(others)}" if others else ""
         blamed = f"fails exactly where {readable(self.blame.predicate)}" if self.blame else ""
-        return "; ".join(filter(None, (self.spread, blamed)))
+        return "; ".join(filter(None, (self.spread, also, blamed)))
 
 
 def failed_ranks(ranks: Mapping[int, OwnFailures]) -> list[str]:
@@ -191,11 +196,22 @@ def _joined(group: Sequence[Failure], blames: "Mapping[GroupKey, Blame]") -> Fai
     return replace(
         first,
         more=sum(1 + failure.more for failure in group) - 1,
+        functions=_some(function for failure in group for function in failure.functions),
         cells=tuple(dict.fromkeys(cell for failure in group for cell in failure.cells)),
         packs=tuple(dict.fromkeys(pack for failure in group for pack in failure.packs)),
         ranks=_merged(chain.from_iterable(failure.ranks.items() for failure in group)),
         blame=blames.get(first.key) if first.key else None,
     )
+
+
+def functions_of(tests: Iterable[TestVerdict]) -> tuple[str, ...]:
+    """The node ids of the first test functions, without parameters."""
+    return _some(test.nodeid.partition("[")[0] for test in tests)
+
+
+def _some(functions: Iterable[str]) -> tuple[str, ...]:
+    """The functions that are shown, and one more if there are more."""
+    return tuple(islice(dict.fromkeys(functions), _FUNCTIONS + 1))
 
 
 def groups_of(tests: Iterable[TestVerdict]) -> dict[GroupKey, list[TestVerdict]]:

@@ -17,7 +17,15 @@ from allranks.protocol.outcomes import named
 from allranks.protocol.repetitions import RepetitionTally, command_to_repeat
 from allranks.protocol.tracebacks import excerpt
 from allranks.protocol.xml_text import command, cut, first_line, xml_id
-from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, message_of, ranks_of
+from allranks.report.failure_groups import (
+    Failure,
+    GroupKey,
+    functions_of,
+    grouped,
+    groups_of,
+    message_of,
+    ranks_of,
+)
 from allranks.report.rank_timeline import RankTimeline, absences
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.report.section import Section
@@ -240,6 +248,7 @@ class CellSuite(JobSummary):
             is_of_job=is_of_job,
             code=verdict.exit_code,
             more=len(tests) - 1,
+            functions=functions_of(tests),
             key=key,
             cells=(self.cell,),
             packs=(self.pack,) if is_of_job and self.pack else (),
