@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from long_lists import quick
 
-from allranks.protocol.tracebacks import excerpt, folded, headline, is_tool, line_in
+from allranks.protocol.tracebacks import below_packages, excerpt, folded, headline, is_tool, line_in
 from allranks.protocol.xml_text import file_of
 
 FILE = "suite/test_a.py"
@@ -273,3 +273,16 @@ def test_a_headline_is_one_line_and_only_empty_for_nothing(found):
     line = headline("\n".join(found))
     assert len(line.splitlines()) < 2
     assert bool(line) == bool("\n".join(found).strip())
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/venv/lib/python3.11/site-packages/pkg/mod.py", "pkg/mod.py"),
+        ("/usr/lib/python3/dist-packages/pkg/mod.py", "pkg/mod.py"),
+        ("/home/me/.cache/allranks/projects/0a1b-2c3d/site/pkg/mod.py", "pkg/mod.py"),
+        ("/home/me/projects/site/mod.py", "/home/me/projects/site/mod.py"),
+    ],
+)
+def test_the_path_of_an_installed_file_starts_with_its_package(file, shown):
+    assert below_packages(file) == shown

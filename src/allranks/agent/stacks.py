@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allranks.agent import evidence
-from allranks.protocol.tracebacks import OUTSIDE, is_tool
+from allranks.protocol.tracebacks import OUTSIDE, below_packages, is_tool
 from allranks.protocol.xml_text import clipped
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
@@ -124,10 +124,10 @@ def _main_thread(stacks: str) -> str:
 
 
 def relative_to(folder: Path | None, file: str) -> str:
-    """The path of a file relative to this folder or, for an installed package, to the folder of packages."""
+    """The path of a file relative to this folder or, for an installed package or project, to where it is installed."""
     if folder is not None and Path(file).is_relative_to(folder):
         return str(Path(file).relative_to(folder))
-    return file.rpartition("-packages/")[2]
+    return below_packages(file)
 
 
 _MOST_SOURCES = 20

@@ -42,6 +42,15 @@ ERROR_MARK: Final = "E   "
 """The start of the lines of an exception, as in pytest."""
 
 
+_PACKAGES: Final = re.compile(r".*(?:-packages|/projects/[^/]+/site)/")
+"""The folders of installed packages; the second one is that of the project in the cache of the process engine."""
+
+
+def below_packages(file: str) -> str:
+    """The path of a file below the folder of packages in which it is installed, if any."""
+    return _PACKAGES.sub("", file)
+
+
 def is_tool(file: str) -> bool:
     """Whether a source file belongs to pytest, pluggy or allranks; all reports use this filter."""
     return _TOOLS.search(file) is not None
@@ -335,7 +344,7 @@ def _frames(frames: Sequence[TextFrame], most: int, root: str) -> Iterator[str]:
     for index, frame in enumerate(shown):
         if index == 1 and len(shown) < len(ordered):
             yield f"[... {len(ordered) - len(shown)} more frames ...]"
-        path = frame.file.removeprefix(root).rpartition("-packages/")[2]
+        path = below_packages(frame.file.removeprefix(root))
         yield f"{path}:{frame.line}" + (f" in {frame.name}" if frame.name else "")
         if frame.source:
             yield f"    {frame.source}"
