@@ -248,7 +248,7 @@ _NOT_MADE: Final = "Default process group has not been initialized"
 
 _REMEDY_MADE_TWICE: Final = (
     "allranks created the default process group before this test. If tests create their own, mark them with "
-    "@pytest.mark.no_process_group, or write process_group = false in the table of the suite in matrix.toml."
+    "@pytest.mark.no_process_group; under `allranks run`, process_group = false for their suite also works."
 )
 _REMEDY_NOT_MADE: Final = (
     "allranks created no process group for this test. It creates none for suites with process_group = false or "
@@ -258,12 +258,13 @@ _REMEDY_NOT_MADE: Final = (
 
 
 def with_remedy(phase: Phase, error: BaseException | None, *, has_group: bool) -> Phase:
-    """Add the marker and the key that matter to an error about the default process group."""
+    """Add the marker and the key that matter to an error about the default process group, and cut torch's source."""
     part, remedy = (_MADE_TWICE, _REMEDY_MADE_TWICE) if has_group else (_NOT_MADE, _REMEDY_NOT_MADE)
     if not phase.outcome.is_bad or part not in phase.message or not isinstance(error, Exception):
         return phase
     message = shorten(f"{phase.message.rstrip('.!')}. {remedy}", MESSAGE_LIMIT)
-    return replace(phase, message=message, text=shorten(f"{phase.text}\n\n{remedy}"))
+    text = pytest.ExceptionInfo.from_exception(error).getrepr(style="short")  # torch's docstring has 100 lines
+    return replace(phase, message=message, text=shorten(f"{text}\n\n{remedy}"))
 
 
 class Subtests:
