@@ -267,6 +267,7 @@ def test_an_interpreter_without_a_package_of_the_tests_is_not_used(allranks, fol
     write({"tests/test_class.py": EXISTING["tests/test_class.py"]})
     code, _, err = allranks("init", "--force")
     assert (code, f"because {sys.executable} lacks expecttest" in err) == (0, True)
+    assert "To use it instead, install expecttest, and run allranks init --force." in err
     assert load(folder).matrix.process.python is None
 
 

@@ -117,3 +117,19 @@ def test_a_damaged_memory_is_read_over(project, own_cache):
     for file in (own_cache / "allranks/projects").iterdir():
         file.write_text('{"stats": ')
     assert source_digest(project) == before
+
+
+def test_an_unstable_project_is_built_anyway_and_its_newest_file_is_named(project):
+    (project / "run.log").touch()
+    os.utime(project / "run.log", (2e9, 2e9))
+    tries, lines = [], []
+
+    def build(source):
+        tries.append(source)
+        if len(tries) < 3:
+            raise sources.changed(project)
+        return source
+
+    sources.build_until_stable(project, build, lines.append)
+    assert lines[0] == f"{project.name} changed while it was built (newest file: run.log). Trying again."
+    assert lines[-1] == f"{project.name} changes with each build (newest file: run.log): only this run uses the result."

@@ -231,6 +231,8 @@ def _advice(root: Path, found: Repository) -> Iterator[str]:
     if name == "process" and not found.can_run_ranks:
         reason = f"lacks {found.missing}" if found.missing else "is neither in this repository nor on the PATH"
         yield f"Jobs will run in an environment that allranks creates, because {sys.executable} {reason}."
+        if found.missing:
+            yield f"To use it instead, install {found.missing}, and run allranks init --force."
     yield "Next: allranks plan, then allranks run"
 
 
@@ -252,7 +254,7 @@ def inspect_repository(root: Path, source: str | None = None) -> Repository:
         uses_xdist=any(_XDIST.search(text) for text in _pytest_configurations(root)),
         torch=torch,
         is_cpu_only=is_cpu_only,
-        missing=next((name for name in needed if importlib.util.find_spec(name) is None), ""),
+        missing=" and ".join(name for name in needed if importlib.util.find_spec(name) is None),
         python=_python(root),
         gpus=0 if is_cpu_only else _gpus(),
         engine=_engine(),

@@ -84,7 +84,7 @@ def _names_of(path: str) -> Iterator[str]:
 def changed(folder: Path) -> SourceChangedError:
     """The error for a project that changed during its build."""
     return SourceChangedError(
-        f"{folder.name} changed while it was built.",
+        f"{folder.name} changed while it was built{_newest(folder)}.",
         why="The result may contain both old and new files.",
         remedy="Run again when nothing writes to its folder.",
     )
@@ -106,8 +106,14 @@ def build_until_stable(folder: Path, build: Callable[[str], T], progress: Progre
             return build(source_digest(folder))
         except SourceChangedError as error:
             progress(f"{error.what} Trying again.")
-    progress(f"{folder.name} changes with each build: only this run uses the result.")
+    progress(f"{folder.name} changes with each build{_newest(folder)}: only this run uses the result.")
     return build(f"{_UNKNOWN}{secrets.token_hex(8)}")
+
+
+def _newest(folder: Path) -> str:
+    """Which file of a project was written last."""
+    newest = max(_project_files(str(folder)), key=lambda entry: entry.stat().st_mtime_ns, default=None)
+    return f" (newest file: {os.path.relpath(newest, folder)})" if newest else ""
 
 
 def has_changed(folder: Path, source: str) -> bool:
