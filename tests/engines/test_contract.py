@@ -18,7 +18,7 @@ from allranks.engines.docker import DockerEngine
 from allranks.engines.package import package_files, package_folder
 from allranks.engines.process import ProcessEngine
 from allranks.errors import EngineError
-from allranks.images import ensure_image
+from allranks.images.built_image import ensure_image
 from allranks.matrix.model import Image
 from allranks.protocol.records import (
     AgentFailed,

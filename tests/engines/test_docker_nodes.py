@@ -183,7 +183,7 @@ def test_a_container_that_is_taken_out_of_the_network_is_an_error_that_names_its
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET)
         say(client, SECOND)
-        with pytest.raises(EngineError, match="node 1 of gloo-w2-g0-env/tiny was taken out of the job's network"):
+        with pytest.raises(EngineError, match="node 1 of gloo-w2-g0-env/tiny was disconnected from the job's network"):
             job.wait(ignore)
 
 
@@ -193,7 +193,7 @@ def test_nodes_whose_network_is_removed_early_do_not_wait_for_each_other(fake, s
     client.networks_of[SECOND] = []
     with engine_of(client).start(spec) as job:
         job.go()
-        with pytest.raises(EngineError, match="node 1 of gloo-w2-g0-env/tiny was taken out of the job's network"):
+        with pytest.raises(EngineError, match="node 1 of gloo-w2-g0-env/tiny was disconnected from the job's network"):
             job.wait(ignore)
     assert client.names[-5:] == REMOVED
 

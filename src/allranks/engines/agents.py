@@ -1,6 +1,6 @@
 """The agents of a running job, one per node, and the collection of their result files.
 
-Agents run as processes, containers or jobs of a cluster; a run handles all of them in the same way.
+An agent runs as a process, in a container or in a job of a cluster. This module has what these have in common.
 """
 
 import errno
@@ -37,9 +37,9 @@ class Rendezvous:
 
     def agent_config(self, agent: AgentConfig, node: int) -> AgentConfig:
         address, port = self.held.getsockname()
-        post = NodeConfig(node=node, leader=address, port=port, token=self.token)
-        # On one host, the lead agent sees the GPUs of all nodes.
-        return replace(agent, node_config=post, check_gpus=() if node else agent.check_gpus)
+        node_config = NodeConfig(node=node, leader=address, port=port, token=self.token)
+        # On one host, the lead agent sees, and checks, the GPUs of all nodes.
+        return replace(agent, node_config=node_config, check_gpus=() if node else agent.check_gpus)
 
     def close(self) -> None:
         self.held.close()
@@ -69,7 +69,7 @@ def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
 
 
 def _checked_on(gpus: Sequence[str], checks: Iterable[GpuToCheck]) -> tuple[GpuToCheck, ...]:
-    """The health checks of a node's own GPUs: it would report others as unhealthy. Indexes are the node's own."""
+    """The health checks of a node's GPUs, with indexes on that node, which would report other GPUs as unhealthy."""
     own = [check for check in checks if check.gpu in gpus]
     return tuple(
         replace(check, visible=str(gpus.index(check.gpu))) if check.visible.isdecimal() else check for check in own
@@ -77,7 +77,7 @@ def _checked_on(gpus: Sequence[str], checks: Iterable[GpuToCheck]) -> tuple[GpuT
 
 
 def _passthrough_of(node: int, passthrough: Passthrough, nodes: int) -> Passthrough:
-    """How one node gets its GPUs: AMD GPUs have a device node each, listed after the one that all of them need."""
+    """How one node gets its GPUs. All AMD GPUs share the first device node; the others belong to one GPU each."""
     shared, own = passthrough.nodes[:1], gpus_of(node, passthrough.nodes[1:], nodes)
     share = share_of(node, total=len(passthrough.numbers), nodes=nodes)
     return replace(passthrough, nodes=(*shared, *own), numbers=tuple(passthrough.numbers[index] for index in share))
@@ -143,7 +143,7 @@ def _copy(source: Path, relative: PurePosixPath, node: int, writer: ResultWriter
         return
     name = result_name(relative, node) if node else relative
     try:
-        # It may have been replaced since it was listed, by a link, or by a pipe that would block.
+        # Since it was listed, it may have been replaced by a link, or by a pipe that would block.
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
         writer.leave_out("unreadable", name, 0)
@@ -162,7 +162,7 @@ def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def result_name(path: PurePosixPath, node: int) -> PurePosixPath:
-    """The path of another node's result file in the folder of the lead node."""
+    """The path of a follower's result file in the folder with the results of all nodes."""
     if path.stem.endswith("agent") and len(path.parts) == 1:
         return path.with_name(f"{path.stem}-{node}{path.suffix}")
     return path
@@ -173,7 +173,7 @@ STOP_GRACE = 8.0
 
 _POLL_SECONDS = 1.0
 _SUSPENDED_SECONDS = 4.0
-"""A poll that is this late means that this process was suspended: writing records takes less."""
+"""If a poll is this late, this process was suspended: writing records takes less time."""
 
 
 class Agent(Protocol):
@@ -189,7 +189,7 @@ class Agent(Protocol):
         """Read the records that have arrived at these descriptors; set `has_ended` at the end of the stream."""
 
     def go(self) -> None:
-        """Let it run tests; do nothing if it has ended already."""
+        """Let it run tests. Do nothing if it has already ended."""
 
     def request_stop(self) -> None:
         """Make it stop its ranks and then exit; idempotent."""
@@ -260,7 +260,7 @@ class JobOfAgents(Generic[A]):
         )
 
     def stop(self) -> None:
-        self._stop_all(_discard)
+        self._stop_all(lambda *_: None)
 
     def _stop_all(self, sink: RecordSink) -> None:
         # The lead agent first: it stops the ranks of all nodes, so it can report why they ended.
@@ -293,7 +293,7 @@ class JobOfAgents(Generic[A]):
                 found = selector.select(min(remaining, _POLL_SECONDS))
                 polled, before = time.monotonic(), polled
                 if polled - before > _POLL_SECONDS + _SUSPENDED_SECONDS:
-                    # The agents ran on, and their records of that time have yet to be read.
+                    # The agents continued meanwhile, and their records of that time must still be read.
                     self._suspended += polled - before
                 if any(key.fd == self._wakeup for key, _ in found):
                     os.eventfd_read(self._wakeup)
@@ -310,12 +310,8 @@ class JobOfAgents(Generic[A]):
 def _by_agent(
     found: Iterable[tuple[selectors.SelectorKey, int]], agents: Sequence[A]
 ) -> Iterable[tuple[int, A, set[int]]]:
-    """Yield the agents that have data to read, each with its node and its readable descriptors."""
+    """Yield each agent that has data to read, with the number of its node and its readable descriptors."""
     for node, agent in enumerate(agents):
         ready = {key.fd for key, _ in found if key.data is agent}
         if ready:
             yield node, agent, ready
-
-
-def _discard(_node: int, _record: Record | Damage | Placement) -> None:
-    """Discard a record of a job that is being stopped."""

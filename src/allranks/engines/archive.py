@@ -1,4 +1,4 @@
-"""Streams the files of a job into a tar archive, and its results out of one, without holding either in memory."""
+"""Streams the files of a job into a tar archive, and unpacks the streamed archive of its results."""
 
 import io
 import os
@@ -57,7 +57,7 @@ class Archive:
             self._add(name, 0)
 
     def add_secret(self, name: str, content: bytes) -> None:
-        """Add a file with this content that only its owner may read."""
+        """Add a file that only its owner may read."""
         self._add(name, len(content), content=content)
 
     def add_copies(self, prefix: str, copies: Iterable[FileCopy]) -> None:
@@ -79,7 +79,7 @@ class Archive:
         """Yield the archive."""
         for name, content, path, root in self._entries:
             if path is not None:
-                # A link would be broken in the job, so the archive has its target.
+                # A link would be broken in the job, so the archive has the file that it leads to.
                 with _opened(path, root) as file:
                     found = os.fstat(file.fileno())
                     yield from entry_of(self._info(name, stat.S_IMODE(found.st_mode), size=found.st_size), file)
@@ -189,7 +189,7 @@ def unpack(pieces: Iterable[bytes], into: Path, limit: int = RESULTS_BYTES) -> N
             is_file = entry.isreg() and not entry.issparse()
             is_written = is_file and writer.add_file(path, entry.size, _content(archive, entry))
             has_content = entry.isreg() or entry.type not in tarfile.SUPPORTED_TYPES
-            if not writer.may_skip(entry.size if has_content and not is_written else 0):
+            if not writer.skip(entry.size if has_content and not is_written else 0):
                 break
     writer.check()
 

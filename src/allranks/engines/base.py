@@ -52,8 +52,8 @@ class Resources:
         disk_bytes: Size of its tests' files, on engines that can limit it; they count as memory, too.
         pids: Number of processes and threads.
         cpus: How many of its ranks may compute at a time.
-        seconds: Time from the start of the tests to the end of the agent, after which the engine kills the job. It
-            includes imports and collection that are not finished at the start.
+        seconds: Time from :meth:`RunningJob.go` to the end of the agent, after which the engine kills the job. It
+            includes what remains of imports and collection.
     """
 
     memory_bytes: int
@@ -178,11 +178,11 @@ def unique_name(*parts: str, longest: int) -> str:
 
 
 LAUNCHED: Final = 4
-"""Ranks that a test with its own ranks may start regardless of its cell's world size: torch's classes start four."""
+"""How many ranks a test may start itself, whatever the world size of its cell: torch's classes start four."""
 
 
 def ranks_at_once(world_size: int, overlap: int) -> int:
-    """How many ranks a job may have at a time, if this many tests with their own ranks run concurrently."""
+    """How many ranks a job may have at a time, if up to `overlap` tests that start their own ranks run concurrently."""
     return world_size if overlap == 1 else max(world_size, LAUNCHED) * overlap
 
 
@@ -195,7 +195,7 @@ def resources(
         world_size: Number of ranks.
         memory_mib: Memory in MiB; by default 2 GiB, and 1 GiB for each rank or concurrent test.
         seconds: The job's time limit. The agent enforces it; the engine's limit is up to a minute longer.
-        overlap: How many tests with their own ranks may run concurrently.
+        overlap: How many tests that start their own ranks may run concurrently.
         disk_mib: Size of the files of its tests in MiB.
     """
     mib = 1 << 20
@@ -288,7 +288,7 @@ class JobEnvironment:
 
 
 MakeEnvironment = Callable[[Image], JobEnvironment]
-"""Makes the environment of all jobs of an image, which may take minutes; raises :class:`AllranksError`."""
+"""Makes the environment for all jobs of an image, which may take minutes, or raises :class:`AllranksError`."""
 
 Progress = Callable[[str], None]
 """Receives lines of progress output."""
@@ -304,7 +304,7 @@ class Finding(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The finding as the command prints it."""
+        """The finding as ``allranks doctor`` prints it."""
         mark = "PROBLEM" if self.remedy else "ok" if self.is_checked else "skipped"
         line = f"{mark:7}  {self.subject}: {self.text}"
         return f"{line}\n         -> {self.remedy}" if self.remedy else line
@@ -321,7 +321,7 @@ class RunningJob(Protocol):
     """A started job. Its agent imports and collects the tests, then waits for :meth:`go`."""
 
     def go(self) -> None:
-        """Let the job run its tests, as soon as it has collected them; its time limit starts now."""
+        """Let the job run its tests as soon as it has collected them. Its time limit starts now."""
 
     def wait(self, sink: RecordSink) -> JobExit:
         """Wait for the agent to end, and pass each record to `sink` as it arrives.
@@ -363,7 +363,7 @@ class Engine(ABC):
     """How many jobs a run may submit at a time; None for no limit. It is valid after :meth:`prepare`."""
 
     nodes: int = 1
-    """How many nodes it has for a job on several nodes."""
+    """The number of machines on which it runs the nodes of a job."""
 
     image_daemon: "DockerClient | None" = None
     """The daemon that builds its images; None if it runs no images."""
@@ -389,7 +389,7 @@ class Engine(ABC):
         Args:
             matrix: The matrix of the run. The table of a plug-in's engine is in ``matrix.tables``.
             progress: Receives progress output of that function.
-            uses: Keeps images and environments of the run from being removed until it is closed; None to not do so.
+            uses: Until it is closed, the run's images and environments are kept from removal; None for no such locks.
 
         Raises:
             AllranksError: The engine's table is invalid.
@@ -442,14 +442,14 @@ class Engine(ABC):
         return None
 
     def check_leases(self) -> None:  # noqa: B027 - most engines have nothing to check
-        """Check, before a GPU is leased, that leases of this process exclude all other runs on the engine's GPUs.
+        """Check that a GPU lease of this process keeps all other runs off the engine's GPU.
 
         Raises:
-            EngineError: They do not.
+            EngineError: Other runs could use the GPU anyway.
         """
 
     def evict(self, gpus: Sequence[str]) -> None:  # noqa: B027 - for most engines a lease is enough
-        """Remove jobs of dead owners that still use these GPUs, which the caller has leased.
+        """Remove jobs of dead runs that still use these GPUs, which the caller has leased.
 
         Raises:
             EngineError: The jobs that use them cannot be determined.

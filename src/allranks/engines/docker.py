@@ -68,7 +68,7 @@ class DockerEngine(Engine):
             msg = "This host has no Docker daemon."
             raise EngineAbsentError(msg, why=f"no Docker daemon: there is no {_SOCKET}")
         try:
-            # Importing the SDK takes 0.1 s, which hosts without a daemon need not spend.
+            # Importing the SDK takes 0.1 s, which hosts without a daemon save.
             from allranks.images.docker_client import connect  # noqa: PLC0415
         except ImportError as error:
             msg = "The Docker SDK for Python is not installed."
@@ -212,7 +212,7 @@ def _specifications(folders: Sequence[str]) -> list[Path]:
 
 
 def _check_clock(time_of_daemon: str, now: float) -> Iterator[Finding]:
-    """Compare the clocks of the daemon's host and this host, since attempts of several machines are sorted by time."""
+    """Compare the clocks of the daemon's host and this host: attempts on several machines are sorted by time."""
     try:
         skew = abs(datetime.fromisoformat(f"{time_of_daemon[:19]}+00:00").timestamp() - now)
     except ValueError:

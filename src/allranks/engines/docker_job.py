@@ -27,7 +27,7 @@ from allranks.images.docker_client import FAILURES
 from allranks.protocol.records import ContainerEnded, Record
 
 _SIGNALLED = 128
-"""The exit status of a container that was killed by a signal is this plus the signal's number."""
+"""The exit status of a container that was killed by a signal is the signal's number plus this."""
 
 _NETWORK_POLL = 1.0
 """Seconds between two checks of the network while the nodes are not connected."""
@@ -78,7 +78,7 @@ class Container:
         return (self._socket.fileno(),)
 
     def read(self, _ready: Collection[int]) -> Iterator[Record | Damage]:
-        """Read available output; the stream ends when the container ends."""
+        """Read available output. The agent has ended if its container init reports that, or if the stream ends."""
         data = self._receive()
         for stream, payload in self._frames.feed(data):
             if stream != STDOUT:
@@ -100,7 +100,7 @@ class Container:
 
     @property
     def keeps_files(self) -> bool:
-        """Whether its agent has ended and its container init still runs, which keeps the files of the job."""
+        """Whether the container init still runs after the end of the agent, to keep the job's files."""
         return self._ended is not None
 
     def begin(self) -> None:
@@ -115,7 +115,7 @@ class Container:
             self._socket.sendall(line)
 
     def request_stop(self) -> None:
-        # Without input, a container init exits after a minute, even before its files are copied.
+        # If its input ended now, the container init would exit after a minute, even before its files are copied.
         if self.keeps_files:
             return
         if isinstance(self._socket, ssl.SSLSocket):
@@ -160,10 +160,10 @@ class Container:
             self._client.kill(self.identifier)
 
     def exit(self) -> NodeExit:
-        """How it ended, as reported by its container init, or else by the daemon."""
+        """How the agent ended, as reported by its container init, or else by the daemon."""
         if self._network is not None and not self._is_in(self._network):
-            msg = f"{self.title} was taken out of the job's network."
-            raise EngineError(msg, remedy="Leave the networks of running jobs alone.")
+            msg = f"{self.title} was disconnected from the job's network."
+            raise EngineError(msg, remedy="Do not change the networks of running jobs.")
         if self._ended is None:
             state = self._final_state()
             output = self._stream.output or state["Error"]
@@ -177,7 +177,7 @@ class Container:
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the daemon reports that it is no longer in its job's network."""
+        """Whether the daemon reports that the container is no longer in the job's network."""
         with suppress(EngineError):
             return self._network is not None and not self._is_in(self._network)
         return False
@@ -215,7 +215,7 @@ class Container:
         )
 
     def _cause(self) -> tuple[str, str]:
-        """Why it ended before its agent did, and details."""
+        """Why the container ended before its agent did, and details."""
         status = self._exit.status
         if self._exit.out_of_memory:
             return (
@@ -266,7 +266,7 @@ class DockerJob(JobOfAgents[Container]):
             container.begin()
 
     def _is_over(self) -> bool:
-        """True also if the network was removed before the nodes connected: they would wait until their time limit."""
+        """True also if a container lost the network before the nodes connected: they would wait for a time limit."""
         if self._followers and not self._are_connected and time.monotonic() - self._checked > _NETWORK_POLL:
             self._is_disconnected = self._is_disconnected or any(agent.is_disconnected for agent in self._agents)
             self._checked = time.monotonic()
@@ -305,7 +305,7 @@ class DockerJob(JobOfAgents[Container]):
             raise errors[0]
 
     def _unpack(self, node: int, folder: Path) -> EngineError | tarfile.TarError | None:
-        """Copy a node's results; return the error, which is raised after those of all nodes are copied."""
+        """Copy a node's results. Return an error, so that the results of all nodes are copied before it is raised."""
         try:
             with closing(self._archive_of(node)) as pieces:
                 unpack(pieces, folder)
@@ -316,7 +316,7 @@ class DockerJob(JobOfAgents[Container]):
         return None
 
     def _archive_of(self, node: int) -> Generator[bytes, None, None]:
-        """The results of a node, from its own container or, if that has ended, from another one.
+        """The results of a node, from its own container or, if that has ended, from another node's.
 
         Closing the generator closes its connection, so that the daemon stops sending.
         """
@@ -353,7 +353,7 @@ def as_engine_error(what: str) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The message of an error; for a lost connection, that of requests would be a Python tuple."""
+    """The message of an error. For a lost connection, the text of requests' exception would be a Python tuple."""
     if isinstance(error, APIError) and error.explanation:
         return str(error.explanation)
     below: BaseException | None = error if isinstance(error, requests.RequestException) else None

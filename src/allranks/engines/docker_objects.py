@@ -55,7 +55,7 @@ from allranks.ownership import (
 )
 
 _REMOVED_WITHIN = 10.0
-"""Seconds for the removal of an object, which another process may use or remove at the same time."""
+"""Seconds to retry the removal of an object that another process uses or removes at the same time."""
 
 _IN_USE = frozenset({403, 409})
 """Status codes for an object that another process uses or removes: 403 for a network, 409 for all others."""
@@ -69,11 +69,6 @@ class DaemonObjects:
 
     def __init__(self, client: docker.DockerClient) -> None:
         self._client = client.api
-
-    @property
-    def _owner(self) -> dict[str, str]:
-        """The labels that identify the owner of an object, so that others can check whether it is alive."""
-        return {HOST_LABEL: host_id(), LOCKS_LABEL: locks_id()}
 
     @cached_property
     def _daemon(self) -> Daemon:
@@ -106,7 +101,7 @@ class DaemonObjects:
         return job
 
     def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
-        request = network_request(spec, self._owner)
+        request = network_request(spec, _owner_labels())
         # If a signal interrupted the request, the daemon would still create the network, and nothing would remove it.
         with as_engine_error(f"The network of {spec.job_id} could not be created."), block_signals():
             with _undo_on_lost_connection(partial(self._client.remove_network, request["name"])):
@@ -114,7 +109,7 @@ class DaemonObjects:
             stack.callback(_remove, partial(self._remove_network, network["Id"]))
 
     def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
-        request = creation_request(spec, self._owner, code_bytes, self._daemon)
+        request = creation_request(spec, _owner_labels(), code_bytes, self._daemon)
         name, title = container_name(spec), container_title(spec)
         host_config = self._client.create_host_config(**request.pop("host_config"))
         with as_engine_error(f"{title} could not be started."), block_signals():
@@ -134,7 +129,7 @@ class DaemonObjects:
         self._client.remove_container(container, v=True, force=True)
 
     def evict(self, gpus: Sequence[str]) -> None:
-        """Remove containers of dead runs that still use one of these GPUs, whose lease ended with their run."""
+        """Remove the containers of dead runs that still use one of these GPUs."""
         deadline = time.monotonic() + _EVICTED_WITHIN
         while left := self._using(gpus):
             for container in left:
@@ -149,12 +144,10 @@ class DaemonObjects:
         with _as_listing_error():
             filters = {"label": [*_OURS["label"], GPUS_LABEL]}
             listed: list[Listed] = self._client.containers(all=True, filters=filters)
-        own = self._owner.items()  # leases of other hosts are not in our folder of locks
-        leased_here = [container for container in listed if not own.isdisjoint(labels_of(container).items())]
         return [
             container
-            for container in leased_here
-            if not set(gpus).isdisjoint(json.loads(container["Labels"][GPUS_LABEL]))
+            for container in listed
+            if _is_local(container) and not set(gpus).isdisjoint(json.loads(container["Labels"][GPUS_LABEL]))
         ]
 
     def clean_up(self, *, is_dry_run: bool) -> Leftovers:
@@ -203,13 +196,13 @@ def _as_reading_error(spec: JobSpec) -> Iterator[None]:
 
 
 def _by_owner(listed: Iterable[Listed]) -> tuple[list[Listed], list[Listed]]:
-    """The objects of dead runs, and the objects of runs that may be alive elsewhere."""
+    """The objects of dead runs, and those of runs that may be alive on another host."""
     objects = list(listed)
     return list(filter(_is_dead, objects)), list(filter(_is_foreign, objects))
 
 
 def _try_to_remove(remove: Callable[[str], object], name: str) -> bool:
-    """Remove an object, and return whether that succeeded. It may be in use again, or already gone."""
+    """Remove an object, which may be in use again, or already removed; return whether that succeeded."""
     with suppress(*FAILURES):
         remove(name)
         return True
@@ -253,17 +246,25 @@ _OURS = {"label": ["allranks=1"]}
 def _is_dead(listed: Listed) -> bool:
     """Whether the owner is certainly dead: its lock is free, or its host has restarted."""
     labels = labels_of(listed)
-    host, run_id, locks = (labels.get(name, "") for name in (HOST_LABEL, RUN_LABEL, LOCKS_LABEL))
-    if host == host_id() or locks == locks_id():
+    if _is_local(listed):
+        run_id = labels.get(RUN_LABEL, "")
         return bool(run_id) and is_dead(run_id)
-    return is_inactive(listed) and is_of_earlier_boot(host, created_at(listed))
+    return is_inactive(listed) and is_of_earlier_boot(labels.get(HOST_LABEL, ""), created_at(listed))
 
 
 def _is_foreign(listed: Listed) -> bool:
     """Whether an object belongs to a run that may be alive, whose lock is not accessible from here."""
-    labels = labels_of(listed)
-    is_local = labels.get(HOST_LABEL) == host_id() or labels.get(LOCKS_LABEL) == locks_id()
-    return RUN_LABEL in labels and not is_local and not _is_dead(listed)
+    return RUN_LABEL in labels_of(listed) and not _is_local(listed) and not _is_dead(listed)
+
+
+def _is_local(listed: Listed) -> bool:
+    """Whether this process can check the lock, and the GPU leases, of the object's owner."""
+    return not _owner_labels().items().isdisjoint(labels_of(listed).items())
+
+
+def _owner_labels() -> dict[str, str]:
+    """The labels that identify the owner of an object, so that other processes can check whether it is alive."""
+    return {HOST_LABEL: host_id(), LOCKS_LABEL: locks_id()}
 
 
 def _names(

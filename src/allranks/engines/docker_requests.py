@@ -30,13 +30,13 @@ INTERFACE = "eth0"
 NODE_LABEL = "allranks.node"
 
 _LONGEST_NAME = 63
-"""The limit of a host name (RFC 1123): Docker's name server resolves the names of containers."""
+"""The limit of a host name (RFC 1123): container names are also host names for Docker's name server."""
 
 _SECCOMP = Path(__file__).with_name("seccomp.json")
 """The seccomp profile of a job, in Docker's format (api/seccomp.md of moby), with a reason for each rule."""
 
 _CPU_SHARES_PER_RANK = 512
-"""A job of two ranks has as many as any other container by default (1024)."""
+"""A job of two ranks then has the default of a container, 1024 shares."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
         return [spec]
     leader = node_name(0)
     agent = replace(spec.agent, master_addr=leader)
-    posts = [NodeConfig(node=node, leader=leader, port=PORT, token=token) for node in range(nodes)]
-    return [spec_of_node(spec, replace(agent, node_config=post)) for post in posts]
+    configs = [NodeConfig(node=node, leader=leader, port=PORT, token=token) for node in range(nodes)]
+    return [spec_of_node(spec, replace(agent, node_config=config)) for config in configs]
 
 
 def object_name(spec: JobSpec, *suffixes: str) -> str:
@@ -171,7 +171,7 @@ def _seccomp(spec: JobSpec, daemon: Daemon) -> list[str]:
 
 
 def _cpu_settings(ranks: int, daemon: Daemon) -> dict[str, int]:
-    """CPU shares by the number of ranks, and a limit that leaves CPUs for the daemon and the orchestrator.
+    """CPU shares in proportion to the ranks, and a limit that leaves CPUs for the daemon and the orchestrator.
 
     Shares only take effect under contention, so they do not slow down a job that runs alone. The limit, three quarters
     of the CPUs but at least one per rank, restricts tests that start a thread for each CPU.
@@ -203,9 +203,9 @@ def _in_memory(name: str, target: str, size: int, labels: Mapping[str, str], *, 
 def _network_settings(spec: JobSpec) -> dict[str, Any]:
     """No network for one node; otherwise the job's network, in which only its nodes' names are resolved.
 
-    Docker's name server resolves the nodes. It would forward other names to the host's, even out of an internal network
-    (CVE-2024-29018), so it gets an address in the container where no server listens. Then a lookup takes the timeout,
-    of which one second is the minimum.
+    Docker's name server resolves these names itself, and forwards all others, even out of an internal network
+    (CVE-2024-29018). It therefore forwards them to an address of the container where no server listens. Their lookup
+    ends with a timeout, which is at least one second.
     """
     if spec.agent.nodes == 1:
         # Without this name, gloo searches for the host's address for minutes.
@@ -265,7 +265,7 @@ def container_environment(spec: JobSpec) -> dict[str, str]:
 
 
 def _interfaces(nodes: int) -> dict[str, str]:
-    """The network interface of ranks, since gloo and TensorPipe do not always choose that of the node names."""
+    """The network interface of ranks: gloo and TensorPipe do not always choose that of the node's name."""
     if nodes == 1:
         return {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
@@ -276,7 +276,7 @@ CDI_KIND = "nvidia.com/gpu"
 
 
 def gpu_settings(spec: JobSpec) -> dict[str, Any]:
-    """Settings that pass the GPUs of the job, by id: with a count, the daemon would choose."""
+    """Settings that pass the GPUs of the job by id: with only a count of GPUs, the daemon would choose them."""
     if not spec.gpus:
         return {"device_requests": []}
     match spec.passthrough.driver:

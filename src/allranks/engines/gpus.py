@@ -57,11 +57,12 @@ def nvidia_gpus(nvml: Nvml | None = None, *, has_cards: bool = True, limit: floa
 
     Args:
         nvml: The library; None for the host's own.
-        has_cards: Whether NVIDIA cards are known to exist: otherwise, a missing driver is not an error.
+        has_cards: Whether this host is known to have NVIDIA cards. If so, a driver that is not loaded, or a missing
+            Python module pynvml, is an error.
         limit: Time limit in seconds.
 
     Returns:
-        An empty tuple if NVIDIA's driver is not installed.
+        The GPUs; an empty tuple if NVIDIA's driver is not installed.
     """
     # A defective device blocks its caller in the kernel, where Ctrl-C has no effect, but a thread can be abandoned.
     results: queue.SimpleQueue[tuple[Gpu, ...] | Exception] = queue.SimpleQueue()
@@ -84,10 +85,10 @@ def nvidia_gpus(nvml: Nvml | None = None, *, has_cards: bool = True, limit: floa
 
 
 def _library(*, has_cards: bool) -> Nvml | None:
-    """NVIDIA's bindings; None if they are not installed and there is no card.
+    """NVIDIA's module pynvml; None if it is not installed and there is no card.
 
     Raises:
-        DeviceError: There are cards, and no bindings.
+        DeviceError: There are cards, but the module is not installed.
     """
     try:
         # `allranks plan` needs no GPUs, and should not wait for this import.
@@ -183,10 +184,10 @@ def _code(error: Exception) -> int | None:
 GpuMode = Literal["auto", "nvidia", "cdi", "rocm", "none"]
 
 GPUS_VARIABLE = "ALLRANKS_GPUS"
-"""The ids of the GPUs, comma-separated, if they cannot be listed, as on a remote daemon."""
+"""The environment variable with the ids of GPUs that cannot be listed, as on a remote daemon; separated by commas."""
 
 _VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""Variables that restrict the visible GPUs, in order of precedence: a SLURM step may lack that of CUDA."""
+"""Variables that restrict the visible GPUs, in order of precedence: a SLURM step may have only its own."""
 
 _SLURM_JOB: Final = "SLURM_JOB_ID"
 _ROCR: Final = "ROCR_VISIBLE_DEVICES"
@@ -204,9 +205,9 @@ class Inventory:
     driver: GpuDriver = "nvidia"  # how containers get them
     gpus: tuple[str, ...] = ()  # their ids in the driver's order, which are UUIDs if available
     nodes: Mapping[str, Path] | None = None  # the device nodes of AMD GPUs, by id
-    everything: tuple[str, ...] = ()  # all GPUs of the host, if `gpus` are only some of them
+    everything: tuple[str, ...] = ()  # all GPUs of the host, in order; empty if these are `gpus`
     root: Path = _ROOT  # the folder that contains ``/dev``
-    descriptions: Mapping[str, str] = field(default_factory=dict)  # as far as known, by id
+    descriptions: Mapping[str, str] = field(default_factory=dict)  # product and memory of GPUs, if known, by id
     faults: Mapping[str, str] = field(default_factory=dict)  # of unhealthy GPUs, by id
     version: str = ""  # the driver's version; empty if it is unknown
 
@@ -236,7 +237,7 @@ class Inventory:
 def _groups(paths: Iterator[Path]) -> Iterator[int]:
     """The ids of the groups that may use device nodes; names may differ in a container."""
     for path in paths:
-        with suppress(OSError):  # of a remote daemon
+        with suppress(OSError):  # the device nodes of a remote daemon are not on this host
             yield path.stat().st_gid
 
 
@@ -333,7 +334,7 @@ def _amd_gpus(root: Path) -> Iterator[tuple[str, Path]]:
         try:
             lines = (folder / "properties").read_text(encoding="ascii").splitlines()
         except OSError:
-            continue  # the kernel hides those that this user's cgroup may not use
+            continue  # the kernel hides the properties of GPUs that this user's cgroup may not use
         fields = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdecimal()}
         if fields.get("simd_count") and fields.get("drm_render_minor"):
             node = Path("dev/dri", f"renderD{fields['drm_render_minor']}")

@@ -29,7 +29,7 @@ def package_folder() -> Path:
 def package_files() -> tuple[FileCopy, ...]:
     """The files that ``python -m allranks.agent`` needs, with targets relative to a folder on Python's path.
 
-    Of a plug-in, only its part for jobs is included.
+    Of each plug-in, only the part that runs in jobs is included.
     """
     folder = package_folder()
     names = [*_NEEDED]
@@ -45,7 +45,7 @@ def package_path(cache: Path) -> Path:
     """A folder for another Python's path that contains ``allranks``, and nothing that would shadow other modules.
 
     Args:
-        cache: The folder for a link to the package, which is needed if it is in site-packages.
+        cache: The folder for a link to the package, which is needed if the package is in site-packages.
     """
     folder = package_folder()
     if [entry.name for entry in folder.parent.iterdir() if not entry.name.startswith(".")] == [folder.name]:
@@ -99,7 +99,7 @@ def bytecode_of(copies: Iterable[FileCopy], cache: Path) -> tuple[FileCopy, ...]
 
     Args:
         copies: The modules, and folders of modules.
-        cache: The folder for compiled modules. If it cannot be written, there are none.
+        cache: The folder for compiled modules. If it cannot be written, the result is empty.
     """
     modules = {target: source for copy in copies for source, target in _modules(copy)}
     compiled = cache / _key(modules)

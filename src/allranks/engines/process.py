@@ -49,7 +49,7 @@ _PLAN_VARIABLES: Final = ("ALLRANKS_PLAN_FILE", "ALLRANKS_PACK")
 
 _PEER: Final = "::ffff:127.0.0.1"
 _SLOW_NAME: Final = 0.1
-"""Seconds: /etc/hosts takes less than a millisecond, and a nearby DNS server a few."""
+"""Seconds for a lookup to count as slow: /etc/hosts takes less than a millisecond, and a nearby DNS server a few."""
 
 _SCRATCH_PREFIX = "allranks-job-"
 
@@ -157,7 +157,7 @@ class ProcessEngine(Engine):
 
 
 def _check_names() -> Finding:
-    """Measure the reverse lookup of a peer on this host, which torch's stores do to log the name."""
+    """Measure the reverse lookup of a peer on this host: torch's stores do one to log the peer's name."""
     started = time.monotonic()
     with suppress(OSError):
         socket.getnameinfo((_PEER, 0, 0, 0), 0)
@@ -212,7 +212,7 @@ class _Agent:
         # The agent is a zombie, so no other process group can have its id yet.
         signal_group(self.process.pid, signal.SIGKILL)
         if self.process.wait() != 0:
-            # It may not have cleaned up: its ranks died with it, but processes that they started did not.
+            # The agent may not have cleaned up: its ranks died with it, but not the processes that they started.
             _kill_all(lambda: _processes_with(temporary_folder(self.folder)))
 
     def exit(self) -> NodeExit:
@@ -378,7 +378,7 @@ def _kill_all(find: Callable[[], dict[int, tuple[str, str]]]) -> list[int]:
 
 
 def _owner_of(pid: int) -> Owner | None:
-    """The owner of a process; None if it has none, or runs in a container, which the docker engine handles."""
+    """The owner of a process; None if it belongs to no run, or runs in a container, which the docker engine removes."""
     variables = dict(item.partition("=")[::2] for item in variables_of(pid))
     run_id, host = variables.get(RUN_VARIABLE, ""), variables.get(HOST_VARIABLE, "")
     with suppress(OSError):
@@ -397,7 +397,7 @@ def _scratch_folders() -> Iterator[tuple[Path, Owner]]:
 
 
 def _kill(pid: int, variable: tuple[str, str]) -> None:
-    """Kill a process that has this variable, and wait for it, since it may write to its scratch folder until then."""
+    """Kill a process that has this variable, and wait for its end: until then, it may write to its scratch folder."""
     with suppress(ProcessLookupError, PermissionError):
         descriptor = os.pidfd_open(pid)
         try:

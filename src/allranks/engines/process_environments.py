@@ -37,8 +37,8 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
     Args:
         image: The image in the matrix file.
         root: The folder of the matrix file.
-        process: ``[process]`` of the matrix file. If it has an interpreter, that provides torch, and missing packages
-            are installed in a separate environment above it.
+        process: ``[process]`` of the matrix file. If it names an interpreter, that provides torch, and missing packages
+            are installed in a separate environment, which can also import those of the interpreter.
         progress: Receives progress output.
     """
     given = declared_python(process, root)
@@ -72,7 +72,7 @@ def declared_python(process: Process, root: Path) -> str | None:
 
 
 def _has_all(below: Interpreter, recipe: Recipe, needs: Sequence[str]) -> bool:
-    """Whether an interpreter has all packages of a recipe; False if only pip can decide that."""
+    """Whether an interpreter certainly has all packages of a recipe; False also if only pip could decide that."""
     from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - few runs need it
 
     lines = (*recipe.packages, *requirement_lines(recipe.requirements_text), *needs)

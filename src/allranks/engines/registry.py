@@ -13,7 +13,7 @@ from allranks.plugin_manager import added_engines
 from allranks.protocol.xml_text import clipped
 
 OF_THIS_HOST: Final = ("docker", "process")
-"""The engines that ``auto`` tries, in this order: jobs run on a cluster only on request."""
+"""The engines that ``auto`` tries, in this order. Engines of clusters are only used on request."""
 
 
 def engine_names() -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def check_engine(name: str, *, is_requested: bool, inventory: Inventory) -> Iter
 
     Args:
         name: The engine.
-        is_requested: Whether its absence is a problem.
+        is_requested: Whether the user named it, so that its absence is a problem.
         inventory: The GPUs of its jobs.
     """
     try:

@@ -18,7 +18,7 @@ DRAFT = ".allranks.part"
 
 @contextmanager
 def draft_of(target: Path) -> Iterator[Path]:
-    """Yield a path to write to, which replaces `target` on success and is removed after an error.
+    """Yield the path of a draft, which replaces `target` on success and is removed after an error.
 
     Only one writer at a time may use a folder: all drafts have the same short name, since a file's own name may have
     the maximum length.
@@ -45,7 +45,7 @@ LONGEST_PATH: Final = 1024
 """The longest path in bytes: Linux allows 4,096, including the path of the results folder."""
 
 DEEPEST: Final = 32
-"""The most folders above a file."""
+"""The maximum number of folders above a file."""
 
 _Reason = Literal["bytes", "entries", "name", "reserved", "clash", "unreadable"]
 
@@ -54,7 +54,7 @@ _CLASHES = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY
 
 
 class ResultWriter:
-    """Writes the files of a job into a folder until a limit is reached, and collects those that were left out.
+    """Writes the files of a job into a folder, within limits, and records those that were left out.
 
     Args:
         folder: The folder, created if necessary.
@@ -75,14 +75,14 @@ class ResultWriter:
         """Count a file or folder, whether it is copied or not."""
         self._entries += 1
 
-    def may_skip(self, size: int) -> bool:
-        """Whether to continue after skipping this many bytes: later files may fit, but reading is limited, too."""
+    def skip(self, size: int) -> bool:
+        """Skip bytes of the archive; return whether to read on. Later files may fit, but reading is limited, too."""
         self._skipped += size
         self._has_read_all = self._entries <= MOST_ENTRIES and self._skipped <= 2 * self._limit
         return self._has_read_all
 
     def accepts_folder(self, path: PurePosixPath) -> bool:
-        """Whether files in a folder could be written; if not, the folder is recorded as left out."""
+        """Whether a file in this folder could be written; if not, record the folder as left out."""
         if (reason := self._check(path / "x", 0)) is not None:
             self.leave_out(reason, path, 0)
         return reason is None
