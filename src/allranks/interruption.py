@@ -17,7 +17,7 @@ from typing import Final
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-PATIENCE: Final = 0.25
+CHECK_INTERVAL: Final = 0.25
 """The maximum number of seconds between two calls of :func:`check` in a wait."""
 
 _CHECK: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: None)
@@ -49,7 +49,7 @@ def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
     Python drops an exception in a finalizer or in the callback of a weak reference: then the signal is sent again.
 
     Args:
-        to_the_end: The process ends after this context, so a later signal must not change the exit code.
+        to_the_end: Ignore signals after this context, too: the process is about to end with its final exit code.
     """
 
     def interrupt(received: int, _frame: FrameType | None) -> None:
@@ -68,7 +68,7 @@ def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
         threading.Thread(target=send_again, daemon=True).start()
 
     def send_again() -> None:
-        while _is_in(repeat):  # which would drop the exception, too
+        while _is_in(repeat):  # an exception in this hook would be dropped, too
             time.sleep(0.005)
         os.kill(os.getpid(), next(iter(before)))
 
@@ -105,7 +105,7 @@ def defer_signal(number: int) -> bool:
 
 @contextmanager
 def ignore_signals() -> Iterator[None]:
-    """Ignore the signals, when the result of the command is final and it only has to clean up."""
+    """Ignore the signals in this context: the result of the command is final, and only its clean-up remains."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
     try:
         yield
@@ -121,7 +121,7 @@ def check() -> None:
 
 @contextmanager
 def checked_by(reason: Callable[[], None]) -> Iterator[None]:
-    """Make :func:`check` in this context call a function that raises an exception if the work must end.
+    """Make :func:`check` call `reason` in this context; `reason` raises an exception if the work must end.
 
     Signals only interrupt the main thread; work in other threads ends at its next check.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.images import ensure_image
+from allranks.images.built_image import ensure_image
 from allranks.images.leftovers import builder_of
 from allranks.matrix.model import Image
 

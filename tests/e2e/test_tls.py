@@ -16,7 +16,7 @@ import trustme
 from allranks.engines.base import FileCopy
 from allranks.engines.docker import DockerEngine
 from allranks.engines.package import package_files
-from allranks.images import ensure_image
+from allranks.images.built_image import ensure_image
 from allranks.images.docker_client import connect
 from allranks.matrix.model import Image
 from allranks.protocol.records import Finished, Passed, RankEnded

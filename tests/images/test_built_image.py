@@ -8,10 +8,10 @@ import pytest
 
 from allranks import ownership
 from allranks.errors import ImageError
-from allranks.images import ensure_image, layers
+from allranks.images import layers
 from allranks.images.base import DEFAULT, Base
-from allranks.images.built_image import BuiltImage, repository
-from allranks.images.sources import changed, has_changed
+from allranks.images.built_image import BuiltImage, ensure_image, repository
+from allranks.images.sources import change_error, has_changed
 from allranks.matrix.model import Image
 from allranks.ownership import image_lock, is_held
 
@@ -39,8 +39,7 @@ def built(monkeypatch):
 
 def test_an_image_is_built_once(ensure, built, daemon):
     first, second = ensure(CPU), ensure(CPU)
-    assert first.built
-    assert second == BuiltImage(reference=first.reference, id="sha256:top", built=False)
+    assert first == second == BuiltImage(reference=first.reference, id="sha256:top")
     assert len(built) == 1
     assert daemon.present[first.reference] == "sha256:top"
 
@@ -56,7 +55,7 @@ def test_an_image_of_a_project_that_changed_meanwhile_is_built_again_under_its_o
         named.append(recipe.source)
         (tmp_path / "project" / "hello.py").touch()
         if has_changed(recipe.project, recipe.source):
-            raise changed(recipe.project)
+            raise change_error(recipe.project)
         return Base(reference="allranks/layer:x", id="sha256:top")
 
     monkeypatch.setattr(layers, "build_layers", build_layers)
@@ -127,20 +126,20 @@ def test_an_image_that_another_run_built_meanwhile_is_taken(ensure, built, daemo
         return look_up(name)
 
     monkeypatch.setattr(daemon, "_get", get, raising=False)
-    assert ensure(CPU) == BuiltImage(reference=reference, id="sha256:other", built=False)
+    assert ensure(CPU) == BuiltImage(reference=reference, id="sha256:other")
     assert len(built) == 1
 
 
 def test_a_finished_image_is_taken_as_it_is(ensure, built, daemon):
     daemon.present["mine@sha256:1"] = "sha256:mine"
     finished = ensure(Image(name="cuda", image="mine@sha256:1"))
-    assert finished == BuiltImage(reference="mine@sha256:1", id="sha256:mine", built=False)
+    assert finished == BuiltImage(reference="mine@sha256:1", id="sha256:mine")
     assert built == []
 
 
 def test_a_finished_image_is_pulled_where_it_is_missing(ensure, daemon):
     daemon.registry["mine:1"] = "sha256:mine"
-    assert ensure(Image(name="cuda", image="mine:1")) == BuiltImage(reference="mine:1", id="sha256:mine", built=True)
+    assert ensure(Image(name="cuda", image="mine:1")) == BuiltImage(reference="mine:1", id="sha256:mine")
 
 
 def test_a_finished_image_not_to_be_had_is_an_error_that_names_its_table(ensure):

@@ -21,7 +21,6 @@ from allranks.images.sharing import (
     as_archive,
     by_push,
     export_images,
-    in_no_registry,
     look_up,
     read_images,
     take_images,
@@ -45,7 +44,7 @@ def tiny(docker_client, monkeypatch):
         archive.addfile(tarfile.TarInfo("hello"), io.BytesIO())
     name, _, tag = KEY.partition(":")
     docker_client.api.import_image_from_data(content.getvalue(), repository=name, tag=tag)
-    built = BuiltImage(reference=KEY, id=docker_client.images.get(KEY).id, built=True)
+    built = BuiltImage(reference=KEY, id=docker_client.images.get(KEY).id)
     monkeypatch.setattr(sharing, "image_reference", lambda _image, _context: KEY)
     monkeypatch.setattr(sharing, "ensure_image", lambda *_args, **_named: built)
     yield built
@@ -64,7 +63,7 @@ def context(docker_client, tmp_path, progress):
 
 @pytest.fixture
 def store(tmp_path):
-    return ImageStore(folder=tmp_path / "images", put=as_archive, known=in_no_registry)
+    return ImageStore(folder=tmp_path / "images", put=as_archive)
 
 
 @pytest.mark.docker
@@ -99,21 +98,21 @@ def test_what_was_exported_before_stays_until_the_key_changes(context, store, pr
 def test_a_registry_has_what_was_pushed_under_its_key_and_gives_it_by_digest(tiny, context, store, docker_client):
     with serving() as registry:
         place = f"{registry.name}/Owner/repository"
-        pushing = ImageStore(folder=store.folder, put=by_push(place), known=look_up(place))
+        pushing = ImageStore(folder=store.folder, put=by_push, registry=place)
         [pushed] = export_images([CPU], pushing, context)
         repository = f"{registry.name}/owner/repository/allranks/portable-test"
         assert pushed.reference.startswith(f"{repository}@sha256:")
         assert not pushed.file
         assert registry.pushed == ["owner/repository/allranks/portable-test:0123456789ab"]
         (store.folder / "images.json").unlink()
-        taking = ImageStore(folder=store.folder, put=as_archive, known=look_up(place))
+        taking = ImageStore(folder=store.folder, put=as_archive, registry=place)
         assert export_images([CPU], taking, context) == (pushed,)
         remove(docker_client, tiny.id)
         docker_client.images.pull(pushed.reference)
         assert docker_client.images.get(pushed.reference).id == tiny.id
         remove(docker_client, pushed.reference)
     (store.folder / "images.json").unlink()
-    assert look_up(place)(KEY, context) is None  # it does not answer any more: then it is built
+    assert look_up(place, KEY, context) is None  # it does not answer any more: then it is built
 
 
 def test_a_finished_image_is_passed_on_by_its_name(tmp_path, store, daemon, progress):
@@ -128,7 +127,7 @@ def test_an_export_that_ends_early_leaves_no_list_that_names_another_images_arch
 ):
     keys = iter(("allranks/cpu:one", "allranks/cpu:two", "allranks/cpu:one"))
     monkeypatch.setattr(sharing, "image_reference", lambda *_: next(keys))
-    monkeypatch.setattr(sharing, "ensure_image", lambda *_, **__: BuiltImage(reference="x", id="sha256:x", built=True))
+    monkeypatch.setattr(sharing, "ensure_image", lambda *_, **__: BuiltImage(reference="x", id="sha256:x"))
     context = BuildContext(client=daemon, root=tmp_path, progress=progress)
 
     def put(image, _built, store, _context):
@@ -150,7 +149,7 @@ def test_an_export_that_ends_at_its_second_image_lists_what_the_archives_hold(
 ):
     version = ["one"]
     monkeypatch.setattr(sharing, "image_reference", lambda image, _context: f"allranks/{image.name}:{version[0]}")
-    monkeypatch.setattr(sharing, "ensure_image", lambda *_, **__: BuiltImage(reference="x", id="sha256:x", built=True))
+    monkeypatch.setattr(sharing, "ensure_image", lambda *_, **__: BuiltImage(reference="x", id="sha256:x"))
     context = BuildContext(client=daemon, root=tmp_path, progress=progress)
 
     def put(image, _built, store, _context):

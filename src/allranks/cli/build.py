@@ -131,10 +131,6 @@ def _build_images(images: Sequence[Image], context: "BuildContext", options: Opt
 
 
 def _store(options: Options, folder: Path) -> "ImageStore":
-    from allranks.images.sharing import ImageStore, as_archive, by_push, in_no_registry, look_up  # noqa: PLC0415
+    from allranks.images.sharing import ImageStore, as_archive, by_push  # noqa: PLC0415
 
-    return ImageStore(
-        folder=folder,
-        put=by_push(options.registry) if options.push and options.registry else as_archive,
-        known=look_up(options.registry) if options.registry else in_no_registry,
-    )
+    return ImageStore(folder=folder, put=by_push if options.push else as_archive, registry=options.registry or "")

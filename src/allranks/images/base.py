@@ -69,12 +69,12 @@ class Base:
 
     reference: str  # its name
     id: str  # its id, which depends on its content
-    reason: str = ""  # why it is not the one in the matrix file; empty if it is
-    digest: str = ""  # its name by digest in a registry; empty if it was built here
+    reason: str = ""  # why it is not the base in the matrix file; empty if it is
+    digest: str = ""  # its name by digest in a registry; empty if it has none
 
     @property
     def pinned(self) -> str:
-        """An immutable name, if possible: a tag may have moved to another image since it was looked up."""
+        """An immutable name, if possible: since the lookup, a tag may have moved to another image."""
         return self.digest or self.reference
 
 
@@ -91,9 +91,9 @@ class ImagePython:
 def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], progress: Progress) -> Base:
     """Find or pull the base image.
 
-    Images in the daemon take precedence over registries. Only the default base can be overridden: with
-    ``ALLRANKS_BASE_IMAGE``, that image is found or pulled. Otherwise the order is the default base in the daemon, the
-    image of ``scripts/base-image``, and a pull, so that after that script no run waits for an unreachable registry.
+    An image that the daemon has is not pulled. ``ALLRANKS_BASE_IMAGE`` replaces the default base, but no other. Without
+    it, if the daemon lacks the default base, the image of ``scripts/base-image`` is used if it exists, so that a host
+    with this image never waits for an unreachable registry.
     """
     chosen, reason = _chosen(name, environ)
     if image := find(client, chosen):
@@ -105,7 +105,7 @@ def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], pr
 
 
 def _digest_of(image: DaemonImage, name: str) -> str:
-    """One of its names by digest, preferably in the registry of `name`."""
+    """A name of the image by digest, preferably in the registry of `name`; empty if it has none."""
     digests: list[str] = image.attrs.get("RepoDigests") or []
     return min(digests, key=lambda digest: (not name.startswith(digest.partition("@")[0]), digest), default="")
 

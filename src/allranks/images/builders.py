@@ -151,7 +151,7 @@ Builder = Callable[["DockerClient", BuildRequest, Iterable[bytes], Progress], No
 def builder_of_host() -> Builder:
     """BuildKit if the docker command has its plug-in buildx, otherwise the daemon's legacy builder.
 
-    The SDK cannot do the client's part of a BuildKit build.
+    The SDK does not implement the client's part of a BuildKit build.
     """
     docker = shutil.which("docker")
     if docker is None:
@@ -188,7 +188,7 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
 
 
 def _follow(reader: EventReader, request: BuildRequest, last: deque[str], progress: Progress) -> ImageError | None:
-    """Report the output of a build; return its error, if it failed."""
+    """Report the output of a build; return the error of a failed one."""
     rest = ""  # an event contains what a command wrote at once: apt writes `E`, `:` and the message separately
     for event in reader:
         if error := error_of(event):
@@ -202,8 +202,8 @@ def _follow(reader: EventReader, request: BuildRequest, last: deque[str], progre
 def _cancel(client: DockerClient, request: BuildRequest, reader: EventReader, progress: Progress) -> None:
     """Cancel a build, and wait until the daemon has ended it.
 
-    Without a client, it would end after its current step, and the result of that step would remain. A command is killed
-    immediately; a copy cannot be canceled.
+    If only the connection were closed, the build would complete its current step and leave the result. A command is
+    killed immediately; a copy cannot be canceled.
     """
     progress("waiting for the daemon to end the current step")
     with suppress(Exception):  # of a lost daemon; the next run cleans up
@@ -244,7 +244,7 @@ def buildkit_command(request: BuildRequest) -> list[str]:
 
 
 def _write(context: Iterable[bytes], pipe: IO[bytes]) -> None:
-    """Write the context; a failed build closes the pipe and prints the reason."""
+    """Write the context. If the build fails, it closes the pipe and prints the reason."""
     with suppress(BrokenPipeError), pipe:
         for chunk in context:
             pipe.write(chunk)

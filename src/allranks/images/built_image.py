@@ -30,7 +30,6 @@ class BuiltImage:
 
     reference: str  # its name
     id: str
-    built: bool  # whether this call built or pulled it
 
 
 def build_limit(image: Image, seconds: float) -> AbstractContextManager[None]:
@@ -80,15 +79,16 @@ def _ensure(recipe: Recipe, context: BuildContext) -> BuiltImage:
 
 
 def _present(client: DockerClient, reference: str) -> BuiltImage | None:
-    """Find an image, and mark it as used; None if the daemon does not have it."""
+    """Find an image, and mark it as used if it is one of allranks; None if the daemon does not have it."""
     if present := find(client, reference):
-        touch(client, reference)
-        return BuiltImage(reference=reference, id=str(present.id), built=False)
+        if reference.startswith(OURS):
+            touch(client, reference)
+        return BuiltImage(reference=reference, id=str(present.id))
     return None
 
 
 def image_reference(image: Image, context: BuildContext) -> str:
-    """The name of an image, which contains the key of its content, whether it is built or not."""
+    """The name of an image, which contains the key of its inputs; the image need not exist."""
     if image.image is not None:
         return image.image
     recipe = recipe_of(_without_copied_project(image, context), root=context.root)
@@ -104,7 +104,7 @@ def _base_and_reference(recipe: Recipe, context: BuildContext) -> tuple[Base, st
 
 
 def _without_copied_project(image: Image, context: BuildContext) -> Image:
-    """The image to build: if the project is copied into jobs, the image only has its requirements."""
+    """The image to build. If the project is copied into jobs, the image only has the project's requirements."""
     if image.mode == "install":
         return image
     from allranks.images.project import without_project  # noqa: PLC0415 - few need it
@@ -113,19 +113,17 @@ def _without_copied_project(image: Image, context: BuildContext) -> Image:
 
 
 def repository(name: str) -> str:
-    """The repository for an image of the matrix file: Docker allows lower case, digits and single separators."""
+    """The repository for an image of the matrix file, in lower case, digits and single hyphens, as Docker requires."""
     return f"{OURS}{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'image'}"
 
 
 def _find_or_pull(name: str, reference: str, context: BuildContext) -> BuiltImage:
     context.uses.enter_context(shared_lock(image_lock(reference)))
-    if present := find(context.client, reference):
-        if reference.startswith(OURS):
-            touch(context.client, reference)
-        return BuiltImage(reference=reference, id=str(present.id), built=False)
+    if present := _present(context.client, reference):
+        return present
     remedy = f"Correct image of [images.{name}], log in to its registry (docker login), or build it with that name."
     pulled = pull(context.client, reference, progress=context.progress, remedy=remedy)
-    return BuiltImage(reference=reference, id=str(pulled.id), built=True)
+    return BuiltImage(reference=reference, id=str(pulled.id))
 
 
 def _build_once(recipe: Recipe, base: Base, reference: str, context: BuildContext) -> BuiltImage:
@@ -133,10 +131,10 @@ def _build_once(recipe: Recipe, base: Base, reference: str, context: BuildContex
 
     name, _, tag = reference.partition(":")
     with locked(f"{name.replace('/', '-')}-{tag}"):
-        if present := find(context.client, reference):
-            return BuiltImage(reference=reference, id=str(present.id), built=False)
+        if present := _present(context.client, reference):
+            return present
         context.progress(f"building image {reference} on {base.reference}{f' ({base.reason})' if base.reason else ''}")
         top = build_layers(recipe, base, context)
         with reported(f"The image {reference} could not be tagged.", remedy="Run again."):
             context.client.api.tag(top.id, name, tag)
-        return BuiltImage(reference=reference, id=top.id, built=True)
+        return BuiltImage(reference=reference, id=top.id)

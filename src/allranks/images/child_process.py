@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from allranks.agent.linux import is_readable, signal_group
-from allranks.interruption import PATIENCE, check
+from allranks.interruption import CHECK_INTERVAL, check
 
 _GRACE = 3.0
 """Seconds for a child to remove its temporary files."""
@@ -25,8 +25,8 @@ def child(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command with its output and errors in one pipe.
 
-    An exception in the block kills the command and its children, such as compilers: an interrupt from nox or a CI
-    runner reaches only this process, and a build would continue for minutes.
+    An exception in the block kills the command and its children, such as compilers. Otherwise, they would continue for
+    minutes, since an interrupt from nox or a CI runner reaches only this process.
     """
     with subprocess.Popen(
         command,
@@ -55,7 +55,7 @@ def lines_of(process: subprocess.Popen[bytes]) -> Iterator[str]:
     rest = b""
     while process.stdout is not None:
         check()
-        if not select.select([process.stdout], [], [], PATIENCE)[0]:
+        if not select.select([process.stdout], [], [], CHECK_INTERVAL)[0]:
             continue
         piece = os.read(process.stdout.fileno(), 1 << 16)
         *lines, rest = (rest + piece).split(b"\n")

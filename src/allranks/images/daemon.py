@@ -1,4 +1,4 @@
-"""Requests of image builds to the Docker daemon, whose failures become :class:`~allranks.errors.ImageError`."""
+"""Requests to the Docker daemon for image builds; a failed request raises :class:`~allranks.errors.ImageError`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks.errors import ImageError
-from allranks.interruption import PATIENCE, check
+from allranks.interruption import CHECK_INTERVAL, check
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -28,7 +28,7 @@ class BuildContext:
     client: DockerClient
     root: Path  # the folder that relative paths in requirements start from
     progress: Progress  # receives lines of output
-    uses: ExitStack = field(default_factory=ExitStack)  # locks images against removal until it is closed
+    uses: ExitStack = field(default_factory=ExitStack)  # until it is closed, images are locked against removal
 
 
 OURS = "allranks/"
@@ -70,7 +70,7 @@ def find(client: DockerClient, reference: str) -> Image | None:
 def touch(client: DockerClient, reference: str) -> None:
     """Record in the daemon that an image was used now, by updating ``LastTagTime``.
 
-    Unlike a file, this is shared by all users of the daemon and survives a restart of the host.
+    All users of the daemon share this time, and it survives a restart of the host.
     """
     import docker.errors  # noqa: PLC0415
     import requests  # noqa: PLC0415
@@ -96,10 +96,8 @@ def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: st
 class EventReader:
     """Reads the daemon's events of a build or a pull in a thread, so that an interrupt does not lose events.
 
-    Iteration raises what :func:`allranks.interruption.check` raises, and can be continued afterwards.
-
-    Raises:
-        Exception: The error that ended the stream.
+    Iteration raises the error that ended the stream, or what :func:`allranks.interruption.check` raises. After the
+    latter, it can be continued.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -126,7 +124,7 @@ class EventReader:
         while True:
             check()
             with suppress(queue.Empty):
-                if (event := self.next_event(PATIENCE)) is None:
+                if (event := self.next_event(CHECK_INTERVAL)) is None:
                     return
                 yield event
 

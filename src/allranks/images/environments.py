@@ -1,4 +1,4 @@
-"""Virtual environments, one for each content, which are created on first use and shared by all runs of a user.
+"""Virtual environments with a given content, which are created on first use and shared by all runs of a user.
 
 This module needs only the standard library, since the nox sessions use it before anything is installed.
 """
@@ -47,7 +47,7 @@ class Interpreter:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Everything that the packages to install above it depend on."""
+        """All properties that the packages of an environment on top of it depend on."""
         return (*self.content, *(f"{name}=={version}" for name, version in sorted(self.versions.items())))
 
 
@@ -69,11 +69,11 @@ class EnvironmentRecipe:
     """The content of an environment."""
 
     name: str  # its purpose; part of its folder's name
-    arguments: tuple[str, ...] = ()
-    file: str = ""  # the text of a requirements file, which `content` must represent
-    content: tuple[str, ...] = ()  # other values that distinguish it from existing environments
+    arguments: tuple[str, ...] = ()  # arguments of ``pip install``
+    file: str = ""  # the text of a requirements file; it is not part of the key, so `content` must represent it
+    content: tuple[str, ...] = ()  # further parts of the key
     folder: Path = field(default_factory=Path.cwd)  # pip's working folder, for relative paths
-    below: Interpreter | None = None  # an interpreter whose packages it can import; None for no such packages
+    below: Interpreter | None = None  # an interpreter whose packages it can import, too
     remedy: str = _REMEDY  # what to do if pip fails
 
     @property
@@ -128,9 +128,9 @@ def _create(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], N
 
 
 def _create_empty(folder: Path, below: Interpreter | None) -> None:
-    """Create an environment without packages, which can import those of an interpreter `below`.
+    """Create an environment without packages, which can import those of the interpreter `below`, if any.
 
-    Above an interpreter, it has no pip and no setuptools, which could hide other versions.
+    With such an interpreter, it gets no pip and no setuptools, which would hide the interpreter's versions.
     """
     python, options = (below.python, ["--without-pip"]) if below else (sys.executable, [])
     with child([python, "-m", "venv", *options, str(folder)]) as process:
@@ -168,9 +168,9 @@ def _install(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], 
 
 
 def _unpack(python: Path, wheels: Path, what: str) -> None:
-    """Install the wheels that pip downloaded or built, with uv if possible, which is faster.
+    """Install the wheels that pip downloaded or built, if possible with uv, which is faster.
 
-    uv gets no index and no configuration, so that its result is that of pip.
+    uv gets no index and no configuration, so that it installs the same files as pip.
     """
     chosen = ["==".join(wheel.name.split("-")[:2]) for wheel in sorted(wheels.glob("*.whl"))]
     where = ["--no-index", "--no-deps", "--find-links", str(wheels), *chosen]

@@ -30,7 +30,7 @@ def run_to_end(
 
 
 def cause(lines: Iterable[str]) -> str:
-    """The errors in pip's output, with their indented lines; without any, all of its output."""
+    """The errors in pip's output, each with the indented lines after it; if there are none, the whole output."""
     kept = [line for line in lines if line.strip()]
     errors: list[str] = []
     is_error = False

@@ -40,7 +40,7 @@ class StoredImage:
     created: float  # when it was built, in seconds since the epoch
     used: float  # when a run last used it or one of its children
     diffs: tuple[str, ...]  # the layers of its file system, from the bottom up
-    users: tuple[str, ...] = ()  # users of it or of its children; it must not be removed while there are any
+    users: tuple[str, ...] = ()  # what uses it or one of its children; an image with users must not be removed
 
     def is_based_on(self, other: StoredImage) -> bool:
         """Whether the other image is one of its parents."""
@@ -162,7 +162,7 @@ def _is_layer(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneLimits:
-    """Which images to keep."""
+    """Which images to keep: those within both limits."""
 
     unused: float | None = None  # seconds since the last use; None for no limit
     size: int | None = None  # bytes of all images together; None for no limit
@@ -171,7 +171,8 @@ class PruneLimits:
 def to_remove(images: Sequence[StoredImage], limits: PruneLimits, now: float) -> tuple[StoredImage, ...]:
     """The images to remove, children before their parents.
 
-    A parent is never removed before a child, since it has the users of its children, and is used whenever they are.
+    A parent is never removed before a child: the users of a child are also users of the parent, and the use of a child
+    is also a use of the parent.
     """
     chosen: list[StoredImage] = []
     total = sum(image.own for image in images)
@@ -200,7 +201,7 @@ def remove(client: APIClient, chosen: Iterable[StoredImage], progress: Progress)
 def _remove_unless_used(client: APIClient, image: StoredImage) -> str:
     """Remove an image, or return why it is kept.
 
-    A run on another host or in another container has no lock here, but has updated the time of the last use.
+    The lock of a run on another host or in another container is not visible, but the time of its last use is.
     """
     with ExitStack() as locks:
         if not all(locks.enter_context(exclusive_lock(image_lock(name))) for name in image.names):
@@ -220,7 +221,7 @@ DEFAULT_LIMITS: Final = PruneLimits(unused=14 * 86_400.0)
 
 
 class Pruning(NamedTuple):
-    """The result of a removal or its preview."""
+    """The result of :func:`prune` or :func:`preview`."""
 
     removed: tuple[StoredImage, ...]
     left: tuple[StoredImage, ...]

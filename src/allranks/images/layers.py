@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from allranks.errors import ImageError
 from allranks.images.base import Base, dockerfile_path, python_of
 from allranks.images.builders import DOCKERFILE, BuildRequest, builder_of_host, check_space, stream
-from allranks.images.daemon import BuildContext, Progress, find, reported
+from allranks.images.daemon import BuildContext, find, reported
 from allranks.images.leftovers import builder_of, remove_leftovers
 from allranks.images.project import wheel_of
 from allranks.images.recipe import Recipe, layer_key
@@ -31,7 +31,7 @@ class Layer:
     """One layer of an image."""
 
     name: str  # ``debian``, ``torch``, ``packages`` or ``project``
-    content: tuple[str, ...]  # distinguishes it from other layers on the same parent
+    content: tuple[str, ...]  # what distinguishes it from other layers on the same parent
     wheels: tuple[Path, ...] = ()  # the wheels to install; none for Debian packages
     tools: Path | None = None  # the folder with the wheel of pip that installs them; None for Debian packages
     arguments: Mapping[str, str] = field(default_factory=dict)  # its own build arguments
@@ -48,12 +48,14 @@ class Layer:
 
 
 def build_layers(recipe: Recipe, base: Base, context: BuildContext) -> Base:
-    """Build the missing layers of an image; return the topmost, which is the image.
+    """Build the missing layers of an image; return the topmost layer, which is the image.
 
     Raises:
         SourceChangedError: The project changed during the build.
     """
-    project = _project_wheels(recipe, context.progress)
+    project: tuple[Path, ...] = ()
+    if recipe.project:
+        project = (wheel_of(recipe.project, recipe.source, recipe.tests, context.progress),)
     needs = tuple(text for wheel in project for text in requirements(wheel))
     base = with_debian_packages(recipe, base, context)
     python = python_of(context.client, base)
@@ -112,17 +114,11 @@ def _wheel_layers(wheelhouse: Wheelhouse, project: tuple[Path, ...], torch: str)
     ]
 
 
-def _project_wheels(recipe: Recipe, progress: Progress) -> tuple[Path, ...]:
-    if recipe.project is None:
-        return ()
-    return (wheel_of(recipe.project, recipe.source, recipe.tests, progress),)
-
-
 def _ensure_layer(layer: Layer, below: Base, context: BuildContext) -> Base:
     dockerfile = dockerfile_path().read_text(encoding="utf-8")
     key = layer_key(parent_id=below.id, content=layer.content, dockerfile=dockerfile)
     reference = f"{REPOSITORY}:{key}"
-    # Locked until the run ends, since the next layer is built on it.
+    # Locked until `uses` is closed, since the next layer is built on this one.
     context.uses.enter_context(shared_lock(image_lock(reference)))
     with locked(f"layer-{key}"):
         image = find(context.client, reference) or _build_layer(layer, below, reference, context)

@@ -29,12 +29,12 @@ def labels_of(listed: Listed) -> Mapping[str, str]:
 
 
 def is_inactive(listed: Listed) -> bool:
-    """False for a running container. For a volume or network, the daemon itself refuses to remove one in use."""
+    """False for an active container. The daemon itself refuses to remove volumes and networks that are in use."""
     return listed.get("State") not in _ACTIVE
 
 
 def created_at(listed: Listed) -> float:
-    """When it was created, in seconds since the epoch; infinity if unknown.
+    """When the object was created, in seconds since the epoch; infinity if unknown.
 
     The daemon lists containers and images with a number, but volumes and networks with a date.
     """
@@ -59,7 +59,7 @@ def builder_of(reference: str) -> str:
 
 
 def remove_leftovers(client: APIClient, builder: str) -> None:
-    """Remove the leftovers of a build; what cannot be removed now is left to the next run."""
+    """Remove the leftovers of a build; those that cannot be removed now are left to the next run."""
     label = {"label": f"{LABEL}={builder}"}
     with suppress(*FAILURES):
         for container in client.containers(all=True, filters=label):
@@ -73,7 +73,7 @@ def remove_leftovers(client: APIClient, builder: str) -> None:
 def end_step(client: APIClient, builder: str) -> None:
     """Make a build fail, by removing the container of its current command, if there is one.
 
-    Containers of steps without a command must be left to the daemon: if one is missing, it does not remove later ones.
+    Containers of steps without a command must be left to the daemon: if one is missing, the daemon leaves later ones.
     """
     with suppress(*FAILURES):
         for container in client.containers(all=True, filters={"label": f"{LABEL}={builder}"}):

@@ -24,23 +24,13 @@ _IRRELEVANT = frozenset(
     {
         *("cache-dir", "no-cache-dir", "cert", "client-cert", "proxy", "trusted-host", "keyring-provider"),
         *("timeout", "default-timeout", "retries", "resume-retries", "config-file", "disable-pip-version-check"),
-        *(
-            "no-color",
-            "no-input",
-            "progress-bar",
-            "quiet",
-            "verbose",
-            "log",
-            "log-file",
-            "local-log",
-            "debug",
-            "report",
-        ),
+        *("no-color", "no-input", "progress-bar", "quiet", "verbose", "log", "log-file", "local-log"),
+        *("debug", "report"),
         *("no-warn-script-location", "no-warn-conflicts", "no-python-version-warning", "root-user-action", "yes"),
         *("require-virtualenv", "require-venv", "exists-action", "src", "no-clean", "dry-run", "compile", "no-compile"),
     }
 )
-"""Settings of how pip downloads and what it prints. All others are part of keys, including those of future versions."""
+"""Settings that only affect how pip downloads and what it prints. All others, known or not, are part of keys."""
 
 _LOCATIONS = frozenset({"find-links", "index-url", "extra-index-url", "pypi-url"})
 """Settings whose values are addresses or folders, separated by spaces."""
@@ -59,7 +49,7 @@ _INCLUDES = ("-r", "-c", "--requirement", "--constraint")
 
 
 def without_logins(text: str) -> str:
-    """Remove user names and passwords from addresses, for messages and for keys, which outlive a token."""
+    """Remove user names and passwords from addresses, for messages, and for keys, which must not change with them."""
     return _LOGIN.sub("****@", text)
 
 
@@ -126,26 +116,23 @@ def _stamps(files: Iterable[str]) -> dict[str, str]:
 def _query(python: str) -> tuple[list[str], list[_Setting]]:
     """Query an interpreter's pip for its configuration files, and for its relevant settings, without logins.
 
-    There are none if it has no pip, or cannot read its files; pip reports that when it is used.
+    Both lists are empty if the interpreter has no pip, or if pip fails, which it will report when it is used.
     """
     import subprocess  # noqa: PLC0415 - most runs use the cache
 
     command = [python, "-c", _PIP, "config", "list", "--verbose"]
     pip = subprocess.run(command, capture_output=True, check=False, text=True, errors="replace")
     lines = pip.stdout.splitlines() if pip.returncode == 0 else []
-    found = [
-        (line["section"] or "", line["name"], str(ast.literal_eval(line["value"]))) for line in _settings_in(lines)
-    ]
+    found = (
+        (line["section"] or "", line["name"], str(ast.literal_eval(line["value"])))
+        for line in filter(None, map(_SETTING.fullmatch, lines))
+    )
     settings = [
         (section, name, without_logins(value))
         for section, name, value in found
         if value.strip() and name not in _IRRELEVANT
     ]
     return _READ.findall(pip.stdout + pip.stderr), settings
-
-
-def _settings_in(lines: Iterable[str]) -> Iterator[re.Match[str]]:
-    return filter(None, map(_SETTING.fullmatch, lines))
 
 
 def _resolved(section: str, name: str, value: str, folder: Path) -> str:
@@ -165,7 +152,7 @@ def _absolute(text: str, folder: Path) -> str:
 def _contents(file: Path) -> list[str]:
     try:
         return requirement_texts(file)
-    except OSError:  # which pip reports
+    except OSError:  # pip reports it
         return [str(file)]
 
 
@@ -178,8 +165,8 @@ def requirement_lines(text: str) -> Iterator[str]:
 def requirement_texts(file: Path) -> list[str]:
     """The texts of a requirements file and of all files that it includes, without logins.
 
-    The text of a file is followed by the absolute paths of folders that it names relative to itself (``--find-links
-    wheels``), since the same text has another meaning in another folder.
+    After the text of a file come the absolute paths of the folders that it names by relative paths (``--find-links
+    wheels``): in another folder, the same text has another meaning.
 
     Raises:
         OSError: A file, the error's ``filename``, cannot be read.
@@ -211,12 +198,12 @@ def _read(file: Path, seen: dict[Path, list[str]]) -> None:
 def _first_word(text: str) -> str:
     try:
         return shlex.split(text)[0]
-    except (ValueError, IndexError):  # an unclosed quote, which pip reports
+    except (ValueError, IndexError):  # an unclosed quote; pip reports it
         return text
 
 
 def python_that_builds() -> str | None:
-    """The interpreter whose pip is used. For speed, ``python3`` is not checked for pip."""
+    """The interpreter whose pip is used: this one, or ``python3``, which is not checked for pip, for speed."""
     return sys.executable if has_pip() else shutil.which("python3")
 
 

@@ -14,7 +14,7 @@ from allranks.images.daemon import Progress
 from allranks.images.environments import locked
 from allranks.images.pip_settings import pip_settings, python_that_builds
 from allranks.images.recipe import digest, recipe_of
-from allranks.images.sources import build_until_stable, changed, has_changed, has_test, is_known, source_digest
+from allranks.images.sources import build_until_stable, change_error, has_changed, has_test, is_known, source_digest
 from allranks.images.wheels import PipRequest, is_pure, requirements, run_pip
 from allranks.matrix.model import Image
 from allranks.user_cache import cache_folder, remove_unused, write_atomically
@@ -27,7 +27,7 @@ def without_project(image: Image, root: Path, progress: Progress) -> Image:
 
 
 def project_files(image: Image, root: Path, progress: Progress) -> Path:
-    """A folder with the files of the installed project, updated when its source has changed."""
+    """A folder with the files of the installed project; another folder after a change of its source."""
     wheel = _wheel(image, root, progress)
     target = wheel.parent / "files"
     with in_cache(wheel.parent):
@@ -54,8 +54,8 @@ def _wheel(image: Image, root: Path, progress: Progress) -> Path:
 def cached_wheel(folder: Path, progress: Progress, *, tests: Sequence[Path] = ()) -> Path:
     """The cached wheel of a project, rebuilt when its source has changed.
 
-    A change of only tests does not rebuild it if the last wheel contains none of them, since the names of all files are
-    the same. (A build that compiles or runs its tests is not detected.)
+    If only the content of tests has changed, and the last wheel contains no tests, that wheel is reused. (A build that
+    compiles or runs its tests is not detected.)
     """
     return build_until_stable(folder, lambda source: wheel_of(folder, source, tests, progress), progress)
 
@@ -85,7 +85,7 @@ def wheel_of(folder: Path, source: str, tests: Sequence[Path], progress: Progres
             wheel = build_wheel(folder, into=Path(scratch), progress=progress)
             lacks_tests = link is not None and is_known(source) and not has_test(wheel, folder, tests)
             if has_changed(folder, source):
-                raise changed(folder)
+                raise change_error(folder)
             wheel = wheel.rename(cached / wheel.name)
         if link and lacks_tests:
             write_atomically(link, cached.name)
@@ -101,7 +101,10 @@ def _cached_wheel(folder: Path) -> Path | None:
 
 
 def _link_without_tests(folder: Path, tests: Sequence[Path]) -> Path | None:
-    """The file that names the folder of a wheel without tests. Its own name does not depend on the tests' content."""
+    """The file that names the folder of a wheel without tests; None for a project without tests.
+
+    The file's own name does not depend on the content of tests.
+    """
     if not tests:
         return None
     return cache_folder() / "projects" / f"{source_digest(folder, tests=tests)}-{_builder(folder)}.wheel"
@@ -116,7 +119,7 @@ def _builder(folder: Path) -> str:
 
 @contextmanager
 def in_cache(folder: Path) -> Iterator[None]:
-    """Create a folder of the cache, and lock it."""
+    """Create a folder of the cache, and lock it in this context."""
     try:
         with locked(folder):
             folder.mkdir(exist_ok=True)

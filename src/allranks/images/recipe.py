@@ -1,7 +1,7 @@
 """The recipe of an image, from the matrix file and the files that it names, and the keys of images and layers.
 
 The *image key* is a hash of the inputs: the recipe, the base image's id, the text of the requirements, the project's
-source and the Dockerfile. It needs no package index, so a run with unchanged inputs takes two requests to the daemon.
+source and the Dockerfile. It needs no package index, so a run with unchanged inputs takes three requests to the daemon.
 As a consequence, a requirement without a version (``numpy``) keeps the version that it had when the image was built; to
 update it, specify its version or remove the image. The *layer key* is a hash of the wheels themselves, so recipes that
 resolve to the same wheels share layers.
@@ -37,7 +37,7 @@ _ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".ta
 def names_local_path(requirement: str) -> bool:
     """Whether a requirement, or a line of a requirements file, installs a file or folder of this host.
 
-    Of the options, only ``--editable`` installs something.
+    Of the options in such a line, only ``--editable`` installs something.
     """
     text = os.path.expandvars(requirement.strip())
     if editable := _EDITABLE.fullmatch(text):
@@ -89,8 +89,8 @@ class Recipe:
     def requirements_file(self, project_needs: Iterable[str] = ()) -> str:
         """All packages, as the text of a requirements file.
 
-        There, ``--index-url`` replaces all indexes of pip's configuration; as an option, it would not replace the extra
-        ones. The user's file comes first, so that its hashes apply to requirements that are repeated after it.
+        In a file, ``--index-url`` replaces all indexes of pip's configuration; on pip's command line, it would keep the
+        extra indexes. The user's file comes first, so that its hashes apply to requirements that are repeated after it.
 
         Args:
             project_needs: Requirements of the user's project.
@@ -101,7 +101,7 @@ class Recipe:
         return "\n".join([*index, *extra, *file, f"torch=={self.torch}", *self.packages, *project_needs, ""])
 
     def key_parts(self, project_needs: Iterable[str] = ()) -> tuple[object, ...]:
-        """All packages, as the parts of a cache key: without logins, which may change."""
+        """All packages, as the parts of a cache key, without logins, since these may change."""
         addresses = [without_logins(self.index), *map(without_logins, self.extra_index)]
         packages = [without_logins(requirement) for requirement in (*self.packages, *project_needs)]
         return (self.torch, addresses, packages, self.requirements_text, self.pip)
@@ -158,7 +158,7 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
 
 
 def _check_local_paths(image: Image, requirements: Iterable[str]) -> None:
-    """Reject requirements that are paths: the image key has their text, which does not change with the files."""
+    """Reject requirements that are paths: the image key contains their text, but not the content of the files."""
     local = next((requirement for requirement in requirements if names_local_path(requirement)), None)
     if local is None:
         return
@@ -201,7 +201,7 @@ _LENGTH = 12
 
 
 def digest(*parts: object) -> str:
-    """A hash of JSON values, which is the same in every process and on every host."""
+    """A hash of values of JSON types, which is the same in every process and on every host."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

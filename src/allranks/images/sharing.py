@@ -1,7 +1,7 @@
 """Shares images between machines, through a folder of archives or a registry.
 
-The folder may come from an untrusted source, such as the author of a pull request. An archive therefore contains one
-image without a name, which gets a name with its complete id, so that it cannot replace an image of a later run.
+The folder may come from an untrusted source, such as the author of a pull request. An archive therefore contains a
+single image, without a name. The loaded image is named by its complete id, which is a name that no run looks up.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PortableImage:
     """An image that other machines can load."""
 
     name: str  # its name in the matrix file
-    key: str  # its name on the machine that built it, with the key of its content, or the name of a prebuilt image
+    key: str  # its name on the machine that built it, with the key of its inputs; or the name of a prebuilt image
     reference: str  # its name on other machines: an id, or its name in a registry
     file: str = ""  # its archive in the folder; empty if it is in a registry
 
@@ -57,15 +57,15 @@ class ImageStore:
 
     folder: Path  # for the list and the archives
     put: Put  # :func:`as_archive`, or :func:`by_push`
-    known: Callable[[str, BuildContext], str | None]  # looks up a key in the registry, if there is one
+    registry: str = ""  # the prefix of names in a registry, such as ``ghcr.io/owner/repository``; empty for none
 
 
 def export_images(
     images: Iterable[Image], store: ImageStore, context: BuildContext, seconds: float = math.inf
 ) -> tuple[PortableImage, ...]:
-    """Store images, and build missing ones, each within a time limit.
+    """Store images; build missing ones, each within a time limit in seconds.
 
-    Images of an earlier call are reused if their keys are the same.
+    Images that an earlier call stored are reused if their keys are the same.
     """
     with _as_image_error(store.folder):
         store.folder.mkdir(parents=True, exist_ok=True)
@@ -85,13 +85,8 @@ def write_list(folder: Path, images: Iterable[PortableImage]) -> None:
     (folder / LIST_NAME).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
 
 
-def in_no_registry(_key: str, _context: BuildContext) -> str | None:
-    """Look up a key without a registry."""
-    return None
-
-
 def as_archive(image: PortableImage, built: BuiltImage, store: ImageStore, context: BuildContext) -> PortableImage:
-    """Write an image to a file of the folder, without its name."""
+    """Write an image to an archive in the folder, without its name."""
     file = f"{image.name}.tar"
     draft = store.folder / f".{file}.unfinished"
     context.progress(f"writing {image.key} to {store.folder / file}")
@@ -145,10 +140,10 @@ def _export(
     if before and before.key == key and (not before.file or (store.folder / before.file).is_file()):
         context.progress(f"{key} is in {store.folder} already")
         return before
-    if known := store.known(key, context):
+    if known := look_up(store.registry, key, context) if store.registry else None:
         context.progress(f"{key} is in the registry already: {known}")
         return replace(portable, reference=known)
-    # An archive is removed from the list before it is replaced, so that an interrupt leaves no wrong entry.
+    # The list loses the entry of an archive before the archive is replaced, so that an interrupt leaves no wrong entry.
     write_list(store.folder, (other for name, other in earlier.items() if name != image.name))
     built = ensure_image(image, root=context.root, client=context.client, progress=context.progress)
     return store.put(portable, built, store, context)
@@ -166,7 +161,7 @@ def _take(image: PortableImage, folder: Path, client: DockerClient, progress: Pr
     if not image.file:
         return image.reference
     loaded = find(client, image.reference) or _load(image, folder / image.file, client, progress)
-    # With a name, it can be listed and removed like images built here; no run looks up a name with an id.
+    # With a name, the image can be listed and removed like images built here; no run looks up a name with an id.
     name, tag = repository(image.name), f"id-{str(loaded.id).removeprefix('sha256:')}"
     with reported(f"The image {image.name} could not be tagged.", remedy="Run again."):
         client.api.tag(loaded.id, name, tag)
@@ -184,10 +179,10 @@ def _load(image: PortableImage, archive: Path, client: DockerClient, progress: P
 
 
 def _check_names(archive: Path) -> None:
-    """Check that loading an archive does not name an image.
+    """Check that an archive has no name for its image, since the daemon would assign the name.
 
     Raises:
-        ImageError: It would, or the archive is a link.
+        ImageError: The archive has a name, or is a link.
     """
     if archive.is_symlink():
         msg = f"{archive} is a link, and is not followed."
@@ -199,7 +194,7 @@ def _check_names(archive: Path) -> None:
 
 
 def _names_in(archive: Path) -> Iterator[str]:
-    """Yield the names in all lists that a daemon reads: Docker's current and old one, and that of the OCI layout."""
+    """Yield the names in all lists that a daemon reads: Docker's current one, its old one, and the OCI layout's."""
     with tarfile.open(archive, "r:") as content:
         _check_paths(content)
         manifest = _json_of(content, "manifest.json") or []
@@ -214,7 +209,7 @@ def _names_in(archive: Path) -> Iterator[str]:
 
 
 def _check_paths(content: tarfile.TarFile) -> None:
-    """Check that no member of an archive can overwrite one of the lists, as through a link."""
+    """Check that no member of an archive can overwrite one of the lists, for example through a link."""
     members = content.getmembers()
     links = {posixpath.normpath(member.name) for member in members if member.issym() or member.islnk()}
     for member in members:
@@ -227,7 +222,7 @@ def _check_paths(content: tarfile.TarFile) -> None:
 
 
 def _json_of(content: tarfile.TarFile, name: str) -> Any:  # noqa: ANN401 - JSON
-    """The content of a JSON file in an archive; None if it is missing. Two files with one name are an error."""
+    """The content of a JSON file in an archive; None if it is missing. Two files with the same name are an error."""
     found = [member for member in content.getmembers() if member.name.removeprefix("./") == name]
     if not found:
         return None
@@ -247,49 +242,37 @@ def _as_image_error(folder: Path) -> Iterator[None]:
         raise ImageError(what, why=f"{error}.", remedy=_REMEDY) from error
 
 
-def look_up(registry: str) -> Callable[[str, BuildContext], str | None]:
-    """Return a function that looks up a key in a registry: it returns a name by digest, or None.
-
-    Args:
-        registry: The prefix of names there, such as ``ghcr.io/owner/repository``.
-    """
-
-    def known(key: str, context: BuildContext) -> str | None:
-        with suppress(ImageError):
-            return _by_digest(_registry_name(registry, key), context)
-        return None
-
-    return known
+def look_up(registry: str, key: str, context: BuildContext) -> str | None:
+    """The name by digest of the image with this key in a registry; None if there is none."""
+    with suppress(ImageError):
+        return _by_digest(_registry_name(registry, key), context)
+    return None
 
 
-def by_push(registry: str) -> Put:
-    """Return a function that pushes an image to a registry."""
-
-    def put(image: PortableImage, built: BuiltImage, _store: ImageStore, context: BuildContext) -> PortableImage:
-        reference = _registry_name(registry, image.key)
-        name, _, tag = reference.rpartition(":")
-        what = f"The image {reference} could not be pushed."
-        context.progress(f"pushing {reference}")
-        with reported(what, remedy=_LOGIN):
-            context.client.api.tag(built.id, name, tag)
-            for event in context.client.api.push(name, tag, stream=True, decode=True):
-                if error := error_of(event):
-                    raise ImageError(what, why=f"{error}.", remedy=_LOGIN)
-        return replace(image, reference=_by_digest(reference, context))
-
-    return put
+def by_push(image: PortableImage, built: BuiltImage, store: ImageStore, context: BuildContext) -> PortableImage:
+    """Push an image to the registry."""
+    reference = _registry_name(store.registry, image.key)
+    name, _, tag = reference.rpartition(":")
+    what = f"The image {reference} could not be pushed."
+    context.progress(f"pushing {reference}")
+    with reported(what, remedy=_LOGIN):
+        context.client.api.tag(built.id, name, tag)
+        for event in context.client.api.push(name, tag, stream=True, decode=True):
+            if error := error_of(event):
+                raise ImageError(what, why=f"{error}.", remedy=_LOGIN)
+    return replace(image, reference=_by_digest(reference, context))
 
 
 _LOGIN = "Log in to the registry (docker login) with write access, then run again."
 
 
 def _registry_name(registry: str, key: str) -> str:
-    """The name in a registry, in lower case, since the owner of a repository may have capitals."""
+    """The name of a key in a registry, in lower case, since the owner of a repository may have capitals."""
     return f"{registry.rstrip('/')}/{key}".lower()
 
 
 def _by_digest(reference: str, context: BuildContext) -> str:
-    """The immutable name, by digest, of the image that currently has a name."""
+    """The immutable name (by digest) of the image that a name in a registry currently means."""
     with reported(f"The registry could not be queried for {reference}.", remedy=_LOGIN):
         found = context.client.api.inspect_distribution(reference)  # type: ignore[no-untyped-call]
     return f"{reference.rpartition(':')[0]}@{found['Descriptor']['digest']}"

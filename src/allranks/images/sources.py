@@ -1,4 +1,4 @@
-"""Detects changes of the user's project since, and during, the build of its wheel."""
+"""Detects changes of the user's project during and after the build of its wheel."""
 
 import hashlib
 import json
@@ -28,8 +28,8 @@ _Identity = tuple[int, int]
 def source_digest(folder: Path, *, tests: Sequence[Path] = ()) -> str:
     """A hash of a project's files.
 
-    Links are followed. Hidden folders, virtual environments and files of tools are left out. Since every run needs the
-    hash, contents are read only if the size or the modification time of a file differs from the last call.
+    Links are followed. Hidden folders, virtual environments and files of tools are left out. To save time, contents are
+    read only if the size, the modification time or the inode of a file differs from the last call.
 
     Args:
         folder: The project's folder.
@@ -55,14 +55,14 @@ _BUILD_SCRIPTS = frozenset({"setup.py", "build.py", "hatch_build.py", "pdm_build
 
 
 def _is_test(entry: os.DirEntry[str], folder: Path, tests: Iterable[Path]) -> bool:
-    """Whether a file belongs to tests; tests that are the whole project have none."""
+    """Whether a file belongs to tests; a path of tests that contains the whole project is ignored."""
     if os.path.splitext(entry.name)[1] not in _TEST_SUFFIXES or entry.name in _BUILD_SCRIPTS:  # noqa: PTH122
         return False
     return any(f"{entry.path}{os.sep}".startswith(f"{path}{os.sep}") for path in tests if folder in path.parents)
 
 
 def has_test(wheel: Path, folder: Path, tests: Sequence[Path]) -> bool:
-    """Whether a project's wheel contains a file of its tests, by content or name, so that it depends on them."""
+    """Whether a project's wheel contains a file with the content or the name of a test, so that it depends on tests."""
     found = [entry for entry in _project_files(str(folder)) if _is_test(entry, folder, tests)]
     with zipfile.ZipFile(wheel) as archive:
         members = [member for member in archive.infolist() if found and not member.is_dir()]
@@ -81,7 +81,7 @@ def _names_of(path: str) -> Iterator[str]:
     return ("/".join(parts[start:]) for start in range(len(parts)))
 
 
-def changed(folder: Path) -> SourceChangedError:
+def change_error(folder: Path) -> SourceChangedError:
     """The error for a project that changed during its build."""
     return SourceChangedError(
         f"{folder.name} changed while it was built{_newest(folder)}.",
@@ -93,7 +93,7 @@ def changed(folder: Path) -> SourceChangedError:
 def build_until_stable(folder: Path, build: Callable[[str], T], progress: Progress) -> T:
     """Build something from a project, and build it again if the project changed during the build.
 
-    If it always changes, for example because its build writes a time stamp, the result gets a random hash, so that no
+    If each build changes the project, for example by writing a time stamp, the result gets a random hash, so that no
     other run uses it.
 
     Args:
@@ -117,12 +117,12 @@ def _newest(folder: Path) -> str:
 
 
 def has_changed(folder: Path, source: str) -> bool:
-    """Whether a project does not have this hash anymore."""
+    """Whether a project no longer has this hash; False if the hash is a random one."""
     return is_known(source) and source_digest(folder) != source
 
 
 def is_known(source: str) -> bool:
-    """Whether a hash is that of a source, and not a random one."""
+    """Whether a hash is one of :func:`source_digest`, and not random."""
     return not source.startswith(_UNKNOWN)
 
 
@@ -163,7 +163,7 @@ def _identity(stat: os.stat_result) -> _Identity:
 
 
 def _is_generated_at_top(entry: os.DirEntry[str]) -> bool:
-    """Whether tools created it; a folder with an ``__init__.py`` is a package of the user."""
+    """Whether tools created an entry at the top; a folder with an ``__init__.py`` is a package of the user."""
     return entry.name in _GENERATED_AT_TOP and entry.is_dir() and not Path(entry.path, "__init__.py").exists()
 
 

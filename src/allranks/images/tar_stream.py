@@ -16,7 +16,7 @@ _PIECE: Final = 1 << 20
 def entry_of(info: tarfile.TarInfo, file: IO[bytes] | None = None) -> Iterator[bytes]:
     """Yield an entry, with as many bytes of the file as its header announces.
 
-    It calls :func:`allranks.interruption.check`, since the receiver may be slow.
+    Calls :func:`allranks.interruption.check` before each piece, since the receiver may be slow.
 
     Raises:
         OSError: The file cannot be read, or has become shorter.

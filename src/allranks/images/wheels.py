@@ -1,7 +1,7 @@
 """Resolves the wheels of an image with the host's pip, for the image's Python.
 
-Containers then need no access to a package index, and the host's pip configuration applies (mirrors, certificates,
-links). Only wheels are accepted, since a source distribution would be built for the host.
+Containers need no access to a package index, and the host's pip configuration applies (mirrors, certificates, links).
+Only wheels are accepted, since a source distribution would be built for the host.
 """
 
 import email.parser
@@ -85,7 +85,7 @@ def run_pip(request: PipRequest, progress: Progress) -> None:
 
 
 def _pip_for(markers: Mapping[str, str]) -> list[str]:
-    """The command of the host's pip, patched to resolve for these environment markers.
+    """The command of the host's pip, patched to use these environment markers.
 
     pip has options for tags (``--platform``, ``--abi``), but uses the markers of the interpreter that runs it: on a
     newer host, an image's dependencies with "python_version < '3.12'" would be missing. The patch can be removed when
@@ -136,7 +136,7 @@ class ResolutionRequest:
 class Wheelhouse:
     """Folders of wheels, in the order of their installation."""
 
-    tools: Path  # the wheel of pip, which is not installed itself
+    tools: Path  # the wheel of pip, which installs the others and is not installed itself
     torch: Path  # torch and its dependencies
     packages: Path  # all others, except the user's project
 
@@ -189,7 +189,7 @@ def _publish(scratch: Path, folder: Path) -> None:
 
 
 def target_flags(python: ImagePython) -> list[str]:
-    """The options of pip to select wheels for another Python."""
+    """The options of pip that select wheels for an image's Python."""
     major, minor = python.version
     platforms = [f"--platform={platform}" for platform in python.platforms]
     version = [f"--python-version={major}.{minor}", "--implementation=cp", f"--abi={python.abi}"]
