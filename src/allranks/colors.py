@@ -11,7 +11,7 @@ Paint = Callable[[str, Color], str]
 
 _CODES: Final = {"red": "\x1b[1;31m", "green": "\x1b[1;32m", "yellow": "\x1b[1;33m"}
 
-CANNOT_MOVE: Final = frozenset({"", "dumb", "unknown"})
+DUMB_TERMINALS: Final = frozenset({"", "dumb", "unknown"})
 """Values of ``TERM`` for terminals without cursor movement and colors."""
 
 
@@ -22,7 +22,7 @@ def without_color(text: str, _color: Color) -> str:
 
 def painted(text: str, color: Color, stream: TextIO) -> str:
     """Color a text, if the stream supports it."""
-    is_terminal = stream.isatty() and os.environ.get("TERM", "") not in CANNOT_MOVE
+    is_terminal = stream.isatty() and os.environ.get("TERM", "") not in DUMB_TERMINALS
     if os.environ.get("NO_COLOR") or not (os.environ.get("FORCE_COLOR") or is_terminal):
         return text
     return f"{_CODES[color]}{text}\x1b[0m"

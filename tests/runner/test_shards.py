@@ -19,7 +19,7 @@ from allranks.report.merging import merge
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.durations import render
-from allranks.runner.earlier_runs import initial_cache, keep_cache_of_shard, take_snapshot
+from allranks.runner.earlier_runs import initial_cache, keep_cache_of_shard, with_durations
 from allranks.runner.host import Host
 from allranks.runner.listener import RunListener
 from allranks.runner.request import AttemptOptions, job_spec
@@ -100,15 +100,15 @@ def test_a_printed_request_omits_durations(split, pair):
 
 
 def test_shards_use_the_durations_of_their_suite_and_backend(make_folder, pair, file, lines):
-    folder = take_snapshot(make_folder(pair), pair, file, lines)
+    folder = with_durations(make_folder(pair), pair, file, lines)
     assert folder.seconds_of(pair[0]) == {"t::a": 1.5}
     assert folder.seconds_of(replace(pair[0], cell=replace(pair[0].cell, backend="mpi"))) == {}
 
 
 def test_all_sessions_of_a_run_use_its_first_durations(make_folder, pair, file, lines):
-    take_snapshot(make_folder(pair), pair, file, lines)
+    with_durations(make_folder(pair), pair, file, lines)
     file.write_text(render({"tiny": {"gloo": {"t::a": 100.0}}}))
-    assert take_snapshot(make_folder(pair), pair, file, lines).seconds_of(pair[1]) == {"t::a": 1.5}
+    assert with_durations(make_folder(pair), pair, file, lines).seconds_of(pair[1]) == {"t::a": 1.5}
 
 
 def test_all_shards_start_with_the_same_cache(make_folder, pair):
@@ -132,7 +132,7 @@ def test_a_whole_suite_needs_no_snapshot(make_folder, jobs, repository, lines):
     (repository / ".allranks-durations.json").write_text("broken")
     folder = make_folder(jobs.values())
     before = sorted(folder.path.iterdir())
-    assert take_snapshot(folder, jobs.values(), repository / ".allranks-durations.json", lines) == folder
+    assert with_durations(folder, jobs.values(), repository / ".allranks-durations.json", lines) == folder
     assert initial_cache(folder, jobs[CELL], 1) == folder.cache_of(jobs[CELL])
     assert sorted(folder.path.iterdir()) == before
     assert lines == []
@@ -140,7 +140,7 @@ def test_a_whole_suite_needs_no_snapshot(make_folder, jobs, repository, lines):
 
 def test_a_broken_file_of_durations_is_reported_and_the_run_continues(make_folder, pair, file, lines):
     file.write_text("<<<<<<< ours")
-    folder = take_snapshot(make_folder(pair), pair, file, lines)
+    folder = with_durations(make_folder(pair), pair, file, lines)
     assert folder.seconds_of(pair[0]) == {}
     assert lines[0].startswith(f"{file} is ignored: it is not a file of durations")
 
@@ -149,7 +149,7 @@ def test_a_broken_snapshot_is_an_error(make_folder, pair, file, lines):
     folder = make_folder(pair)
     (folder.path / "durations.json").write_text("[]")
     with pytest.raises(ResultsError, match="is not a file of durations"):
-        take_snapshot(folder, pair, file, lines)
+        with_durations(folder, pair, file, lines)
 
 
 # pytest's cache

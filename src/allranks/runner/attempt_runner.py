@@ -66,7 +66,7 @@ class JobAttempt:
     selection: JobSelection = WHOLE_JOB
     spec: JobSpec | None = None  # the request to the engine; None if it could not be made, for the reason in `error`
     error: JobError | None = None
-    adopted: AbstractContextManager[RunningJob] | None = None  # the job, if an earlier orchestrator has started it
+    adopted: AbstractContextManager[RunningJob] | None = None  # the job, if an earlier orchestrator started it
     running: RunningJob | None = None  # None if the job has not been started, or could not be
     ending: JobExit = _UNKNOWN_EXIT
     facts: JobFacts = field(init=False)
@@ -121,12 +121,12 @@ class JobAttempt:
                 running.request_stop()
 
     def detach(self) -> None:
-        """Forget the job before the engine removes it: from now on, :meth:`cancel` must not touch it."""
+        """Forget the job before the engine removes it: after that, :meth:`cancel` must not use it."""
         with self._lock:
             self.running = None
 
     def go(self) -> None:
-        """Let the started job begin, unless it has just been cancelled."""
+        """Let the job run its tests, unless it has just been cancelled."""
         with self._lock:
             if self.running is not None and not self.cancelled:
                 self.running.go()
@@ -200,12 +200,12 @@ class AttemptRunner:
         self.pool = GpuPool(self.host.gpus, self.folder.run_id)
 
     def demand_of(self, job: Job) -> Capacity:
-        """The demand of a job: no GPUs if the host has too few, since all its tests will be skipped."""
+        """What a job needs of the host: no GPUs if the host has too few, since all tests will be skipped."""
         gpus = gpus_here(job.cell, self.host.engine.nodes)
         return demand_of(self.matrix, job, gpus=gpus if gpus <= len(self.host.gpus) else 0)
 
     def environment(self, task: Task, job: Job) -> Environment:
-        """The job's Python environment, which may take minutes to make, or the error that prevents the job."""
+        """The job's Python environment, which may take minutes to make, or the reason why the job cannot run."""
         self.live.set_state(job.id, "preparing")
         try:
             if task.demand.gpus:
@@ -217,9 +217,10 @@ class AttemptRunner:
     def prepare(
         self, task: Task, job: Job, selection: JobSelection, environment: Environment, undo: ExitStack
     ) -> JobAttempt | None:
-        """Create an attempt, whose lease and folder `undo` releases; None if another run took its GPUs first.
+        """Lease the GPUs of a job, and create an attempt; None if another run took the GPUs first.
 
-        Any other reason why the job cannot start is the attempt's error.
+        If the job cannot start for another reason, that is the attempt's `error`. `undo` ends the lease and removes the
+        attempt's folder.
         """
         lease = self.pool.lease(task.demand.gpus, job.id)
         if lease is None:
@@ -242,7 +243,7 @@ class AttemptRunner:
         return attempt
 
     def _adopt(self, task: Task, job: Job, environment: JobEnvironment) -> JobAttempt | None:
-        """The attempt at a job that outlived the orchestrator that started it, if any."""
+        """The attempt that a killed orchestrator of this run has started, if the engine still has its job."""
         unended = self.folder.unended_attempt(job) if self.host.engine.has_queue else None
         if unended is None:
             return None
@@ -294,7 +295,7 @@ class AttemptRunner:
         return job_spec(self.matrix, job, environment, request)
 
     def run(self, attempt: JobAttempt, agent_has_ended: Callable[[], None]) -> None:
-        """Start a job, let it run when it is released, wait for it, record it, and end its lease.
+        """Start a job, let it run when it is released, wait for its end, record it, and end its lease.
 
         `agent_has_ended` is called as soon as the job needs no more cores, before its results are collected.
         """
@@ -362,7 +363,7 @@ class AttemptRunner:
         node: int,
         report: Record | Damage | Placement,
     ) -> None:
-        """Check, store and show a record of a node's agent; ignore it if the job has contradicted itself."""
+        """Check, store and show a record of a node's agent; ignore it if an earlier one was rejected."""
         if isinstance(report, Placement):
             self.live.placement_changed(attempt.job.id, report)
             return
@@ -381,7 +382,7 @@ class AttemptRunner:
         self.live.take(attempt.job.id, report)
 
     def _report_gpus(self, attempt: JobAttempt, spec: JobSpec) -> None:
-        """Report the health of the GPUs before the lease ends: the next one must not hold an unhealthy GPU."""
+        """Report the health of the GPUs before the lease ends: no other job may lease an unhealthy GPU."""
         python = JobEnvironment(image=spec.image, python=spec.python, python_path=spec.python_path)
         self.pool.report_checked(attempt.facts.healthy_gpus, python)
         if attempt.facts.has_lost_a_gpu:
@@ -424,9 +425,9 @@ class AttemptRunner:
 class AdoptedJournal(JournalWriter):
     """Continues the journal of an adopted job, whose first orchestrator was killed.
 
-    The engine sends all records from the beginning, those of several nodes in a new order, and only missing ones are
-    appended. An incomplete last line is removed, since its record is sent again too. The first record is the
-    orchestrator's own.
+    The engine sends all records again, and only those that the journal lacks are appended: records of several nodes may
+    come in another order. An incomplete last line is removed, since its record is sent again, too. The first record is
+    the orchestrator's own.
     """
 
     def __init__(self, path: Path) -> None:

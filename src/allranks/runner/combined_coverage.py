@@ -1,6 +1,6 @@
 """Combines the coverage data of a run's jobs into one ``.coverage``, and writes reports.
 
-It runs the coverage.py of allranks' own environment, or else that of ``process.python``.
+It uses the package coverage of allranks' own environment, or else that of ``process.python``.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class CoverageOptions:
 
 
 def parse_options(arguments: Iterable[str]) -> CoverageOptions:
-    """Parse pytest-cov's options; those in pytest's ``addopts`` are unknown here."""
+    """Parse pytest-cov's options, except for those in pytest's ``addopts``, which are unknown here."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--cov-config", nargs="?", default="")
     parser.add_argument("--cov-report", nargs="?", action="append", default=[], const="")

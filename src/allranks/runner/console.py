@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TextIO
 
-from allranks.colors import CANNOT_MOVE, Paint, painted, without_color
+from allranks.colors import DUMB_TERMINALS, Paint, painted, without_color
 from allranks.interruption import block_signals
 from allranks.protocol.xml_text import for_terminal
 from allranks.report.judged import MergedRun
@@ -64,7 +64,7 @@ class PlainConsole:
     paint: Paint = without_color
 
     def watch(self, job_ids: Sequence[str]) -> AbstractContextManager[RunListener]:
-        """Also report slow tests, so that a hang is visible while it lasts."""
+        """Print the events of jobs and, periodically, their progress, so that a hang is visible while it lasts."""
         listener = RunListener(self.say, self.detail, self.paint)
         return watching(listener, job_ids, listener.report_progress)
 
@@ -80,7 +80,9 @@ def console_for(
     stream: TextIO | None = None,
     detail: Detail = "usual",
 ) -> Iterator[Console]:
-    """The console for the CI service, or for the terminal; quiet runs and streamed output have no live table.
+    """The console of the CI service, if there is one, else a live table on a terminal, else plain lines.
+
+    A run that is quiet, or that streams the output of its tests, has no table.
 
     Args:
         say: Prints one line to standard output.
@@ -90,7 +92,7 @@ def console_for(
         detail: How much is printed.
     """
     stream, say = sys.stdout if stream is None else stream, _escaped(say)
-    is_terminal = stream.isatty() and environ.get("TERM", "") not in CANNOT_MOVE
+    is_terminal = stream.isatty() and environ.get("TERM", "") not in DUMB_TERMINALS
     if service := ci_service(environ):
         with service.console(say, detail) as console:
             yield console

@@ -1,8 +1,8 @@
-"""Runs jobs concurrently, longest first, as many as fit, and puts the next one on standby.
+"""Runs as many jobs at a time as fit on the host, longest first, and puts the next one on standby.
 
-A job that does not fit, or whose environment is not ready, waits while later ones start. None waits forever, since the
-number of jobs is finite. Each job has its own thread, and one more makes environments. The main thread decides what
-starts, and is the only one that receives signals.
+A job that does not fit, or whose environment is not ready, waits while later ones start. No job waits forever, since
+their number is finite. Each job has its own thread, and one more thread makes environments. The main thread decides
+which job starts, and is the only thread that receives signals.
 """
 
 import math
@@ -54,7 +54,7 @@ class Dispatcher:
         self._stopped: JobError | None = None
 
     def run(self, jobs: Sequence[Job], selections: Mapping[str, JobSelection] | None = None) -> None:
-        """Run all jobs; `selections` limits some of them, by job id, to a part.
+        """Run all jobs. `selections` has the parts of jobs that do not run as a whole, by job id.
 
         Raises:
             KeyboardInterrupt: The user interrupted the run; each job without results has a record that says so.
@@ -81,7 +81,10 @@ class Dispatcher:
             self._end_all()
 
     def _tasks(self) -> list[Task]:
-        """The jobs in the order in which they start; one that needs more than the host has gets all of it."""
+        """The jobs in the order in which to start them.
+
+        If a job demands more of a resource than the host has, it gets all that the host has.
+        """
         seconds = expected(self._attempts.folder.durations, self._jobs)
         tasks = [
             Task(number, self._attempts.demand_of(job).within(self._host.capacity), seconds[number].seconds)
@@ -149,9 +152,9 @@ class Dispatcher:
                 attempt.release()
 
     def _next_task(self) -> Task | None:
-        """The first task that fits.
+        """The first ready task that fits.
 
-        No task with GPUs overtakes one that only waits for GPUs of other runs.
+        After a task that would fit, but whose GPUs other runs hold, only tasks without GPUs are considered.
         """
         free = self._free
         for task in self._ready:
@@ -171,7 +174,7 @@ class Dispatcher:
         return self._free._replace(cores=self._host.cores).holds(task.demand)
 
     def _start(self, task: Task) -> bool:
-        """Put a job on standby in its own thread; False if another run took its GPUs first, and it has to wait."""
+        """Put a job on standby in its own thread; return False if it has to wait, since another run took its GPUs."""
         job = self._jobs[task.number]
         with ExitStack() as undo:
             environment = self._environments[task.number]
@@ -197,7 +200,7 @@ class Dispatcher:
             self._events.put(partial(self._remove, attempt))
 
     def _handle_next_event(self) -> None:
-        """Wait a short time for an event of a thread, and handle all pending ones."""
+        """Wait a short time for an event of another thread, and handle all pending events."""
         seconds = _LONGEST_WAIT
         if task := self._task_without_gpus():
             self._wait_for_gpus(task)
@@ -213,7 +216,7 @@ class Dispatcher:
             self._events.get()()
 
     def _task_without_gpus(self) -> Task | None:
-        """The first task that only waits for GPUs that other runs hold."""
+        """The first ready task that would fit if other runs released their GPUs."""
         free = self._free
         with_gpus = (task for task in self._waiting if task.demand.gpus and task.number in self._environments)
         return next((task for task in with_gpus if free.holds(task.demand)), None) if self._has_slot else None
@@ -225,7 +228,7 @@ class Dispatcher:
         self._pool.wait_in_queue(self._jobs[task.number].id)
 
     def _check_deadline(self) -> None:
-        """Stop the run at its time limit: if the CI killed it later, there would be no report."""
+        """Stop the run at its time limit, before the CI service kills it without a report."""
         if time.monotonic() >= self._deadline and (self._waiting or self._active):
             reached = f"the run reached its limit of {self._policy.seconds:g} s"
             self._stop(f"Not completed: {reached}.", f"{reached}: stopping")
@@ -272,7 +275,7 @@ class Dispatcher:
             self._stop(f"Not completed: {job_id} failed, and -x was given.", f"{job_id} failed: stopping (-x)")
 
     def _stop(self, what: str, message: str) -> None:
-        """Cancel the running jobs, and record for each waiting one why it did not run."""
+        """Cancel the running jobs, and record for each waiting job why it did not run."""
         self._deadline = math.inf
         self._stopped = JobError(kind="stopped", what=what, remedy="Resume it: allranks run --resume.")
         self._live.say(message)

@@ -65,7 +65,7 @@ class Meter:
 
 
 def update(known: Durations, new: Durations) -> Durations:
-    """The stored durations after a run, whose measurements replace those that differ noticeably."""
+    """The stored durations after a run: its measurements replace stored ones that differ noticeably."""
     merged = {suite: {backend: dict(tests) for backend, tests in backends.items()} for suite, backends in known.items()}
     for suite, backends in new.items():
         for backend, tests in backends.items():
@@ -77,7 +77,7 @@ def update(known: Durations, new: Durations) -> Durations:
 
 
 def rounded(seconds: float) -> float:
-    """Seconds as they are stored: three digits and at least a millisecond, since the rest would be noise in diffs."""
+    """Seconds as they are stored: three digits, in whole milliseconds (at least one); more would be noise in diffs."""
     return round(float(f"{max(seconds, 0.001):.3g}"), 3)
 
 

@@ -1,9 +1,9 @@
 """What a run takes from earlier runs: pytest's cache, test durations, and unfinished jobs.
 
 All shards of a suite in a cell split it the same way only if they collect the same tests and use the same durations.
-The shards that finish first change both, so the run keeps copies in its own folder, also for sessions that join it. The
-durations are copied once, so that a shard that runs again has the same tests. The cache is copied for each attempt, so
-that ``--lf`` in a resumed run selects what failed in that run.
+The cache (with ``--lf``) and the durations change when the first shards finish, so the run keeps copies in its own
+folder, also for sessions that join it. The durations are copied once, so that a shard that runs again has the same
+tests. The cache is copied for each attempt, so that ``--lf`` in a resumed run selects what failed in that run.
 """
 
 import json
@@ -35,7 +35,7 @@ _LAST_FAILED = Path("cache") / "lastfailed"
 
 
 def cache_files(cache: Path, results: Path) -> Iterator[FileCopy]:
-    """The cache of an earlier job, as files for the next one.
+    """The cache of an earlier job, as files to copy into the next job.
 
     Symlinks may not lead out of the results folder, which may be part of the repository.
     """
@@ -44,7 +44,7 @@ def cache_files(cache: Path, results: Path) -> Iterator[FileCopy]:
 
 
 def earlier_coverage(attempt: Path) -> Iterator[FileCopy]:
-    """The coverage data of an earlier attempt, which the job combines with its own."""
+    """The coverage data of an earlier attempt, as files to copy: the job combines them with its own data."""
     folder = attempt / COVERAGE
     if folder.is_dir() and not folder.is_symlink():
         yield FileCopy(source=folder, target=Path(EARLIER_COVERAGE), root=folder.resolve())
@@ -116,7 +116,7 @@ def _last_failed(path: Path) -> dict[str, object]:
 DURATIONS = "durations.json"
 
 
-def take_snapshot(
+def with_durations(
     folder: RunFolder,
     jobs: Iterable[Job],
     durations: Path,
@@ -124,7 +124,9 @@ def take_snapshot(
     *,
     known: Durations | None = None,
 ) -> RunFolder:
-    """Keep a copy of the durations if any of the jobs is a shard; a run that is joined keeps the copy that it has.
+    """The run's folder with the durations of tests: those of the file or, if a job is a shard, the run's own copy.
+
+    A session that joins a run uses the copy of the first session.
 
     Args:
         folder: The run's folder.
@@ -209,7 +211,7 @@ class EarlierRun:
         """The pytest arguments that all of these jobs had.
 
         Raises:
-            UsageError: They had different ones, or the given ones differ: deselected tests would count as finished.
+            UsageError: Their arguments differ, or `given` differs: tests that it deselects would count as finished.
         """
         found = {self.arguments[job.cell.id, job.name] for job in jobs}
         if len(found) > 1:
@@ -228,12 +230,12 @@ class EarlierRun:
 
 
 def verdict_policy_of(matrix: Matrix) -> VerdictPolicy:
-    """How results are judged during a run: an environment skip is never a failure."""
+    """The rules for verdicts during a run: a skip because of the environment is not a failure."""
     return VerdictPolicy(skip=matrix.policy.skip or "skip", mixed_skip=matrix.policy.mixed_skip)
 
 
 def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
-    """The run to resume: the newest one without an id.
+    """The run to resume: the one with this id, or for None the newest one.
 
     Raises:
         UsageError: There is no such run, its plan cannot be read, or it has not ended.

@@ -11,7 +11,7 @@ THREAD: Final = "environments"
 
 
 class EnvironmentMaker:
-    """A thread that makes one environment after the other, and can be cancelled."""
+    """A thread that makes environments one by one, and can be cancelled."""
 
     def __init__(self) -> None:
         self._is_cancelled = threading.Event()
@@ -45,7 +45,7 @@ class EnvironmentMaker:
             raise RunInterrupted
 
     def cancel(self) -> None:
-        """End the thread at its next check; nothing is left half finished."""
+        """End the thread at its next check, which leaves no incomplete environment."""
         self._is_cancelled.set()
 
     def join(self) -> None:

@@ -27,7 +27,7 @@ from allranks.ownership import is_at, lock_folder, open_lock
 _QUEUE_PREFIX: Final = "queue-"
 
 ENTRY_TIMEOUT: Final = 5.0
-"""Seconds after which an untouched queue entry is ignored: twenty polls of a waiting run."""
+"""Seconds after its last touch until a queue entry is ignored: twenty polls of a waiting run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class QueueEntry:
     descriptor: int
 
     def touch(self) -> None:
-        """Show that its owner is still waiting."""
+        """Show that the owner of the entry is still waiting."""
         # The host's clock may be changed during a wait. The monotonic clock never is, and all processes share it.
         now = time.monotonic()
         os.utime(self.descriptor, (now, now))
@@ -129,7 +129,7 @@ class Holder:
 def try_lease(
     gpus: Sequence[str], count: int, holder: Holder | None = None, entry: QueueEntry | None = None
 ) -> Lease | None:
-    """Lease `count` of these GPUs; None if too few are free and not claimed by earlier queue entries."""
+    """Lease `count` of those GPUs that earlier queue entries do not claim; None if too few of them are free."""
     held: dict[str, int] = {}
     for gpu in _unclaimed(gpus, entry) if count else ():
         if len(held) == count:
@@ -169,7 +169,7 @@ def _read_holder(path: Path) -> tuple[str, Holder]:
 
 
 def count_free(gpus: Iterable[str], entry: QueueEntry | None = None) -> int:
-    """How many of these GPUs are free and not claimed by earlier queue entries."""
+    """How many GPUs are free, out of those that earlier queue entries do not claim."""
     return sum(_is_free(gpu) for gpu in _unclaimed(gpus, entry))
 
 
@@ -229,7 +229,7 @@ class GpuPool:
         holder = Holder(run_id=self._run_id, job_id=job_id, pid=os.getpid(), since=time.time())
         lease = try_lease(self.healthy, count, holder, self._queue_entry)
         if lease is not None and self.unhealthy_among(lease.gpus):
-            with lease:  # its previous job reported it as unhealthy and released it after `healthy` was read
+            with lease:  # after `healthy` was read, another job reported one as unhealthy and released it
                 return None
         if lease is not None and lease.gpus and job_id == self._queued_job:
             self.leave_queue()  # runs that joined later come before this run's next job
@@ -249,7 +249,7 @@ class GpuPool:
             self._queue_entry = None
 
     def report_unhealthy(self, gpus: Iterable[str]) -> None:
-        """Stop leasing these GPUs. Call it before the job's lease ends; all `report` methods accept any thread."""
+        """Stop leasing these GPUs. Call it before their lease ends. The `report` methods are thread-safe."""
         self._unhealthy.update(gpus)
 
     def report_checked(self, gpus: Iterable[str], environment: JobEnvironment) -> None:

@@ -33,7 +33,7 @@ class Host:
     memory: int  # MiB
     environment_of: Callable[[Job], JobEnvironment]  # the Python environment of a job, made on first use
     inventory: Inventory = field(default_factory=Inventory)
-    other_engines: tuple[Engine, ...] = ()  # other engines whose dead runs may still use the GPUs
+    other_engines: tuple[Engine, ...] = ()  # the engines of other runs, which may have left jobs on the GPUs
 
     def evict(self, gpus: Sequence[str]) -> None:
         """Remove jobs of dead runs that still use GPUs that have just been leased.
@@ -56,12 +56,12 @@ class Host:
         return replace(self.inventory, gpus=self.gpus).name_of(gpu)
 
     def indexes(self, gpus: Sequence[str]) -> tuple[int, ...]:
-        """The indexes of some GPUs among all of this host, as users see them."""
+        """The indexes of these GPUs among all GPUs of this host."""
         return tuple(map((self.inventory.everything or self.gpus).index, gpus))
 
 
 def gpus_here(cell: Cell, nodes: int) -> int:
-    """How many GPUs of this host a job of the cell needs: only a share if the engine runs it on several nodes."""
+    """How many GPUs of this host a job of the cell needs: those of one node if the engine has several machines."""
     return len(share_of(0, total=cell.gpu_count, nodes=cell.nodes)) if nodes > 1 else cell.gpu_count
 
 
@@ -79,7 +79,7 @@ def choose_host(
         matrix: The matrix of the run.
         say: Prints a message.
         inventory: The GPUs that jobs may lease; None for all of the host's.
-        uses: Until it ends, the run keeps its environments and its engines stay open.
+        uses: Until it is closed, the run's environments are kept from removal, and its engines stay open.
     """
     inventory = take_inventory() if inventory is None else inventory
     if engine == AUTO and not matrix.images:
@@ -137,7 +137,7 @@ class _EnvironmentCache:
     def _image(self, job: Job) -> Image:
         """The job's image; if the host has too few GPUs, the image of the same cell without GPUs.
 
-        All its tests will be skipped, so gigabytes of CUDA need not be installed.
+        All tests of the job will be skipped, so the gigabytes of CUDA need not be installed.
         """
         needed = gpus_here(job.cell, self.engine.nodes)
         if needed <= len(self.gpus) or self.engine.has_queue:

@@ -138,7 +138,7 @@ class JobFacts:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """The notes without import warnings of the suite, which pytest's own session shows."""
+        """The notes except for warnings during the suite's import, which plain pytest prints itself."""
         texts = (f"{notice.nodeid}: {notice.text}" if notice.nodeid else notice.text for notice in self._all(Notice))
         left = _left_behind(self._all(LeftBehind))
         return (*_rates(self.repeated), *(text.rstrip(".") for text in texts), *left)
@@ -155,7 +155,7 @@ class JobFacts:
 
     @property
     def healthy_gpus(self) -> frozenset[str]:
-        """The GPUs that passed the job's check."""
+        """The GPUs that passed the job's check; none if a GPU has failed since then."""
         return frozenset(gpu for record in self._all(GpusChecked) for gpu in record.gpus if not self.has_lost_a_gpu)
 
     def error(self, ending: JobExit, limit: TimeLimit) -> JobError | None:
@@ -202,7 +202,7 @@ class JobFacts:
 
 
 def _external_error(ending: JobExit) -> JobError:
-    """The error of a job that something outside of it ended."""
+    """The error of a job that was ended, or disturbed, from outside."""
     why = "\n".join(filter(None, (ending.output, _ends_of(ending))))
     return JobError(kind="infrastructure", what=f"The job {ending.ended_by}.", why=why, remedy=_RESUME)
 
@@ -240,7 +240,7 @@ def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
 
 
 def _warnings(found: Sequence[SuiteWarning]) -> list[str]:
-    """Notes about warnings during the suite's import, without duplicates: every node imports it."""
+    """Notes about warnings during the suite's import, without duplicates: every node imports the suite."""
     notes = [f"{warning.file}:{warning.line}: {warning.category}: {warning.text}".rstrip(".") for warning in found]
     notes = list(dict.fromkeys(notes))
     rest = len(notes) - _WARNINGS_SHOWN
@@ -254,7 +254,7 @@ def _gpu_error(failures: Sequence[GpuFailed]) -> JobError:
 
 
 def _collection_error(failures: Sequence[CollectionFailed], other: JobError | None) -> JobError:
-    """The error of a collection, and a later error of the job, which ran the tests of the other modules."""
+    """The error of a collection; and `other`, a later error of the job, which ran the tests of the other modules."""
     names = ", ".join(dict.fromkeys(failure.nodeid for failure in failures if failure.nodeid)) or "the suite"
     what = f"{names} cannot be collected. {other.what if other else ''}".rstrip()
     why = "\n\n".join([*(failure.text for failure in failures), *([other.why] if other and other.why else [])])

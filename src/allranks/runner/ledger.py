@@ -45,7 +45,7 @@ def complete_dead_runs(folder: Path) -> None:
 
 
 def _unrecorded_attempts(folder: Path) -> Iterator[Path]:
-    """The attempts that have a journal and no record of their end."""
+    """The attempts that have a journal, but no record of their end."""
     root = Path(os.path.realpath(folder))
     for journal in sorted(root.rglob(f"cells/*/*/attempt-*/{JOURNAL}")):
         # Results from another machine may contain symlinks: do not write outside of the folder.
@@ -59,14 +59,14 @@ MOST_BYTES: Final = 1 << 30
 MOST_TESTS: Final = 1_000_000
 
 MOST_EXTRA_RANKS: Final = 1_000_000
-"""Limit of the ranks that a job's tests have beyond the job's own, in total: the report lists each of them."""
+"""Limit of the sum, over a job's tests, of the ranks beyond the job's own: the report lists each rank."""
 
 _RECORDS_WITHOUT_TESTS: Final = 100_000
 _RECORDS_PER_RANK: Final = 4
-"""Records that a test may have for each of its ranks: its end and one of a later teardown, doubled."""
+"""Records that a test may have for each of its ranks: two (its end, and that of a later teardown), doubled."""
 
 _RELEVANT_FROM_FOLLOWERS: Final = (Printed, GpuFailed, GpusChecked, Passed, RankEnded)
-"""Records of followers that add to those of the lead node's agent; all others describe the follower itself."""
+"""The records of followers that are kept, since they add to those of the lead node's agent."""
 
 
 class ContradictionError(Exception):
@@ -89,7 +89,7 @@ class Ledger:
         self._collected: set[str] = set()
         self._repeated: set[str] = set()
         self._has_collected = False
-        self._listed = 0
+        self._digests = 0
         self._uncollected: set[str] = set()  # tests that followers reported before the lead node's agent collected them
         self._world_sizes: dict[str, int] = {}
         self._extra_ranks = 0
@@ -113,11 +113,11 @@ class Ledger:
             case TestStarted():
                 self._check_start(record, node)
             case Repeated():
-                self._check_test(record.nodeid, "repeats", node)
+                self._check_test(record.nodeid, "reports repetitions of", node)
                 self._repeated.add(record.nodeid)
             case NotRun():
                 for nodeid in record.tests:
-                    self._check_test(nodeid, "has not run", node)
+                    self._check_test(nodeid, "reports that it did not run", node)
             case Passed():
                 self._check_passed(record, node)
             case RankEnded():
@@ -177,8 +177,8 @@ class Ledger:
     def _check_digests(self, record: FullCollection) -> None:
         if len(record.digests) != len(record.tests):
             _reject(f"names {len(record.tests)} tests and {len(record.digests)} digests in one record.")
-        self._listed += len(record.tests)
-        if self._listed > MOST_TESTS:
+        self._digests += len(record.tests)
+        if self._digests > MOST_TESTS:
             _reject(f"has collected more than {MOST_TESTS} tests.")
 
     def _check_test(self, nodeid: str, action: str, node: int) -> None:
@@ -212,7 +212,7 @@ class Ledger:
         if known is None:
             self._add_world_size(nodeid, world_size)
         elif known != world_size:
-            _reject(f"gives {nodeid[:200]!r} {world_size} ranks, and gave it {known} before.")
+            _reject(f"reports {world_size} ranks for {nodeid[:200]!r}, but {known} before.")
         own = share_of(node, total=world_size, nodes=self._nodes) if node else range(world_size)
         for rank in ranks:
             if rank not in own:
@@ -221,13 +221,13 @@ class Ledger:
 
     def _add_world_size(self, nodeid: str, world_size: int) -> None:
         if not 0 < world_size <= MOST_RANKS:
-            _reject(f"gives {nodeid[:200]!r} {world_size} ranks, over the limit of {MOST_RANKS}.")
+            _reject(f"reports {world_size} ranks for {nodeid[:200]!r}; 1 to {MOST_RANKS} are valid.")
         self._world_sizes[nodeid] = world_size
         extra = max(0, world_size - self._world_size)
         self._extra_ranks += extra
         self._record_budget += _RECORDS_PER_RANK * extra
         if self._extra_ranks > MOST_EXTRA_RANKS:
-            _reject(f"gives its tests {self._extra_ranks} ranks more than its job has.")
+            _reject(f"reports tests with {self._extra_ranks} more ranks than the job; the limit is {MOST_EXTRA_RANKS}.")
 
 
 def _reject(what: str) -> NoReturn:

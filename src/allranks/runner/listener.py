@@ -15,8 +15,8 @@ from allranks.report.run_files import JobError
 from allranks.runner.progress import JobProgress, State, Tests, format_counts, format_rate, summary
 
 Detail = Literal["quiet", "usual", "verbose"]
-"""How much a run prints: ``-q`` prints only problems. ``-v`` adds each job's settings, and the tracebacks,
-stacks and output of failed ranks."""
+"""How much a run prints. ``quiet`` (``-q``) prints only problems; ``verbose`` (``-v``) adds each job's settings, and
+the tracebacks, stacks and output of failed ranks."""
 
 _REASON_LINES: Final = 12
 _EVIDENCE_LINES: Final = 100
@@ -35,7 +35,7 @@ _NOT_FAILED: Final = frozenset({"interrupted", "stopped"})
 
 @dataclass(eq=False)  # a pytest plug-in derives from it, and older versions of pytest keep plug-ins in a set
 class RunListener:
-    """Receives the events of jobs, on any thread."""
+    """Receives the events of jobs; its methods may be called from any thread."""
 
     say: Callable[[str], None]
     detail: Detail = "usual"
@@ -43,7 +43,7 @@ class RunListener:
     first_failure: str = ""
     began: float = field(default_factory=time.monotonic)
     lock: threading.RLock = field(default_factory=threading.RLock)  # held while the progress of jobs is read
-    _summaries: int = 0  # how many summaries of the run a log has
+    _summaries: int = 0  # the number of periods of _PROGRESS_SECONDS until the last printed summary
     _jobs: dict[str, JobProgress] = field(default_factory=dict)
     _running: dict[str, JobProgress] = field(default_factory=dict)
     _have_failed: set[str] = field(default_factory=set)
@@ -66,12 +66,12 @@ class RunListener:
         return time.monotonic() - self.began
 
     def set_state(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
-        """Set the state of a new attempt at a job, and the indexes of its GPUs."""
+        """Start the progress of an attempt at a job, with its state and the indexes of its GPUs."""
         with self.lock:
             self._jobs[job_id] = JobProgress(job_id=job_id, state=state, gpus=tuple(gpus))
 
     def job_started(self, spec: JobSpec, tests: Tests) -> None:
-        """Handle the start of a job, whose tests the caller counts in `tests`."""
+        """Handle the start of a job; the caller keeps the counts in `tests` up to date."""
         with self.lock:
             self._set_running(spec, tests)
             if self.detail == "verbose":
@@ -86,7 +86,7 @@ class RunListener:
         self._running[spec.job_id] = job
 
     def placement_changed(self, job_id: str, placement: Placement) -> None:
-        """Handle a report of an engine with a queue; the job's time starts when it leaves the queue."""
+        """Handle a change of a job's status in the engine's queue, and restart the job's time."""
         with self.lock:
             job = self._job(job_id)
             job.queue_status, job.began = "" if placement.is_placed else placement.text, time.monotonic()
@@ -126,7 +126,7 @@ class RunListener:
             self._say_all(evidence_lines(ended))
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
-        """Print the job's counts or its error, with the last lines of the details."""
+        """Print the job's counts or its error, with the last lines of the error's details."""
         with self.lock:
             self._running.pop(job_id, None)
             job = self._job(job_id)
@@ -154,8 +154,8 @@ class RunListener:
             for job in self._running.values():
                 for message in slow_tests(job):
                     self.say(self.paint(f"{job.job_id}: {message}", "yellow"))
-                if job.rate and (elapsed := job.seconds or 0.0) - job.last_rate >= max(_RATE_SECONDS, elapsed / 5):
-                    job.last_rate = elapsed
+                if job.rate and (elapsed := job.seconds or 0.0) - job.rate_printed >= max(_RATE_SECONDS, elapsed / 5):
+                    job.rate_printed = elapsed
                     self.say(f"{job.job_id}: {job.rate}")
 
     def _longest(self) -> str:

@@ -36,7 +36,7 @@ class RunningTest:
 
     nodeid: str
     began: float  # on the monotonic clock
-    slow_messages: int = 0  # how often the log has reported it as slow
+    slow_messages: int = 0  # how often a message has reported it as slow
 
     @property
     def seconds(self) -> float:
@@ -50,7 +50,7 @@ class Tests:
 
     __test__ = False  # not a test class, despite its name
 
-    collected: int | None = None  # None until some are reported
+    collected: int | None = None  # the number of collected tests; None until the agent reports some
     counts: Counter[TestStatus] = field(default_factory=lambda: Counter(dict.fromkeys(STATUSES, 0)))
     first_failed: str = ""
     running: dict[str, RunningTest] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Tests:
                 self._start(record)
             case Passed() | RankEnded():
                 self._end(record.nodeid, record.outcome)
-            case Repeated():  # its failure rate is shown instead
+            case Repeated():  # not counted: its failure rate is shown instead
                 self.running.pop(record.nodeid, None)
 
     def _start(self, test: TestStarted) -> None:
@@ -116,7 +116,7 @@ class JobProgress:
     slow_after: float = inf  # seconds after which a test is slow
     began: float | None = None  # when it began to run, on the monotonic clock
     took: float | None = None  # seconds, once it is done
-    last_rate: float = 0.0  # seconds from its start to the last message with its failure rate
+    rate_printed: float = 0.0  # when the log last got its failure rate, in seconds after its start
 
     @property
     def seconds(self) -> float | None:

@@ -1,8 +1,8 @@
-"""Turns a job of the plan into the printable request that an engine gets."""
+"""Creates the request for an attempt at a job: everything that an engine needs, in printable form."""
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class AttemptOptions:
     gpus: tuple[str, ...] = ()
     passthrough: Passthrough = field(default_factory=Passthrough)
     pytest_args: tuple[str, ...] = ()
-    carried: tuple[FileCopy, ...] = ()  # files of an earlier job of the same cell and suite
+    carried: tuple[FileCopy, ...] = ()  # files of earlier jobs of the same cell and suite
     test_durations: Mapping[str, float] = field(default_factory=dict)  # in seconds, to split the suite
     only: tuple[str, ...] | None = None  # node ids of the tests to run; None for all
     shuffle: int | None = None  # the seed for the order of the tests; None for the order of collection
@@ -60,7 +60,7 @@ class AttemptOptions:
 
 def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: AttemptOptions) -> JobSpec:
     """The request for one attempt at a job."""
-    gpus = list(_gpus_to_check(environment, attempt))
+    gpus = tuple(_gpus_to_check(environment, attempt))
     root = matrix.root.resolve()
     code, paths = job.suite.home or root, (*job.suite.paths, *job.suite.files)
     node_resources = _resources_of_nodes(matrix, job, time_limit(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
@@ -68,9 +68,7 @@ def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: Att
         run_id=attempt.run_id,
         job_id=job.id,
         attempt=attempt.number,
-        agent=replace(
-            _agent_config(matrix, job, attempt), torch=environment.torch or job.cell.torch, check_gpus=tuple(gpus)
-        ),
+        agent=_agent_config(matrix, job, attempt, environment.torch or job.cell.torch, gpus),
         code=code,
         files=(*files_of(code, paths, None if job.suite.home else root), *lists_of(os.environ, root)),
         carried=attempt.carried,
@@ -111,7 +109,7 @@ def demand_of(matrix: Matrix, job: Job, *, gpus: int) -> Capacity:
 
 
 def _resources_of_nodes(matrix: Matrix, job: Job, seconds: float) -> tuple[Resources, ...]:
-    """The resource limits of a job on each of its nodes, by the number of ranks there."""
+    """The resource limits of a job on each of its nodes, which depend on the number of ranks there."""
     cell = job.cell
     return tuple(
         resources(
@@ -131,7 +129,9 @@ def time_limit(matrix: Matrix, job: Job) -> float:
     return limits.job + (limits.assembly if job.cell.nodes > 1 else 0.0)
 
 
-def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentConfig:
+def _agent_config(
+    matrix: Matrix, job: Job, attempt: AttemptOptions, torch: str, gpus: tuple[GpuToCheck, ...]
+) -> AgentConfig:
     limits, shard, seconds = matrix.limits, job.shard, attempt.test_durations
     return AgentConfig(
         cell=job.cell.id,
@@ -169,6 +169,8 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         pdb_terminal=attempt.pdb.terminal if attempt.pdb else "",
         plugins=attempt.plugins,
         selection_file=attempt.selection_file,
+        torch=torch,
+        check_gpus=gpus,
     )
 
 

@@ -112,10 +112,10 @@ _OWNERS = ".owners.json"
 """The invocation that last ran each job of a run, by the job's id."""
 
 RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
-"""The id of a run that several processes share, such as the sessions of one nox command."""
+"""The environment variable with the id of a run that several processes share, such as the sessions of a nox command."""
 
 INVOCATION_VARIABLE = "ALLRANKS_INVOCATION_ID"
-"""Identifies the nox command whose sessions share a run."""
+"""The environment variable with an id of the nox command whose sessions share a run."""
 
 
 def invocation_id() -> str:
@@ -129,7 +129,7 @@ def new_invocation_id() -> str:
 
 
 def new_run_id() -> str:
-    """An id of the time and a random part, which distinguishes runs of the same second."""
+    """A run id: the time, and a random part that distinguishes runs of the same second."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
@@ -140,7 +140,7 @@ class RunFolder:
     path: Path  # ``results/<run id>``
     run_id: str
     seed: int
-    durations: "Durations" = field(default_factory=dict)  # durations of tests when the run began, to split shards
+    durations: "Durations" = field(default_factory=dict)  # of tests when the run began, to order jobs and split suites
 
     def cache_of(self, job: Job) -> Path:
         """The folder of pytest's cache of a cell and suite, shared by all shards and runs."""
@@ -154,7 +154,7 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """The lock file for the files that the sessions of a run share."""
+        """The lock of the files that the sessions of a run share."""
         return self.path / _LOCK
 
     def seconds_of(self, job: Job) -> Mapping[str, float]:
@@ -192,7 +192,7 @@ def new_attempt_in(suite: Path) -> tuple[int, Path]:
 
 
 def has_begun(suite: Path) -> bool:
-    """Whether any attempt in the folder of a job has begun, rather than been rejected."""
+    """Whether the folder of a job has an attempt that was not rejected before its start."""
     return not all(map(_was_rejected, suite.glob("attempt-*")))
 
 
@@ -224,7 +224,7 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
 ) -> RunFolder:
     """Create or join a run's folder, and add jobs to its manifest before the first of them runs.
 
-    Without a seed, the run keeps its own or gets a random one.
+    `seed` is the seed of a new run; None for a random one. An existing run keeps its seed.
     """
 
     def add_jobs(manifest: Manifest | None) -> Manifest:
@@ -249,14 +249,14 @@ def change_manifest(results: Path, run_id: str, change: Callable[[Manifest | Non
 def claim_jobs(  # noqa: PLR0913 - each is a different concept
     results: Path, owned: OwnedRun, jobs: Sequence[Job], say: Callable[[str], None], *, invocation: str, resuming: bool
 ) -> None:
-    """Own all of these jobs or none, before any of them starts, for as long as their run is owned.
+    """Own all of these jobs or none, before any of them starts, until `owned` ends.
 
     A job belongs to one invocation. If a second one ran it too, its attempts would count as retries of the first, and
     could turn failures into passes. The sessions of one nox command, such as those of a cell and of a cell prefix, are
     one invocation and run a job one after the other. Any invocation may claim the jobs of a run that is being resumed.
 
     Raises:
-        UsageError: One of them belongs to another invocation.
+        JobTakenError: One of them belongs to another invocation.
     """
     path = results / owned.run_id
     with as_results_error(results):
@@ -269,10 +269,8 @@ def claim_jobs(  # noqa: PLR0913 - each is a different concept
 def _claim_or_find_busy(
     path: Path, owned: OwnedRun, jobs: Sequence[Job], invocation: str, *, resuming: bool
 ) -> str | None:
-    """Own all jobs; or own none, and return one that another session of the same invocation is running."""
-    taken: list[str] = []
+    """Own all jobs and return None; or own none, and return one that a session of the same invocation is running."""
     with ExitStack() as undo, hold(path / _LOCK):
-        undo.callback(_disown, owned, taken)
         owners = _owners(path / _OWNERS)
         for job in jobs:
             is_own = owners.get(job.id) == invocation
@@ -280,10 +278,10 @@ def _claim_or_find_busy(
                 if is_own:
                     return job.id
                 raise _taken_error(job.id, owned.run_id, "is being run by another process")
-            taken.append(job.id)
+            undo.callback(owned.disown, job.id)
             if not (is_own or resuming) and has_begun(path / "cells" / job.cell.id / job.name):
                 raise _taken_error(job.id, owned.run_id, "has already been run")
-        write_json(path / _OWNERS, {**owners, **dict.fromkeys(taken, invocation)})
+        write_json(path / _OWNERS, {**owners, **{job.id: invocation for job in jobs}})
         undo.pop_all()
     return None
 
@@ -293,11 +291,6 @@ def _owners(path: Path) -> dict[str, str]:
         return {}
     owners = json.loads(path.read_text(encoding="utf-8"))
     return {str(job_id): str(invocation) for job_id, invocation in owners.items()}
-
-
-def _disown(owned: OwnedRun, taken: Iterable[str]) -> None:
-    for job_id in taken:
-        owned.disown(job_id)
 
 
 class JobTakenError(UsageError):

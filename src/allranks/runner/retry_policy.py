@@ -16,7 +16,7 @@ from allranks.report.results import TestVerdict
 from allranks.runner.request import Pdb
 
 RerunScope = Literal["failed", "missing"]
-"""Which tests run again: those that failed or have no result, or only those without a result."""
+"""Which tests run again: ``failed`` means those that failed or have no result, ``missing`` only the latter."""
 
 _STOPPED_EARLY: Final = frozenset({"timeout", "interrupted", "stopped"})
 """Job errors that leave earlier test results valid."""
@@ -27,7 +27,7 @@ class JobSelection:
     """The part of a job that an attempt runs."""
 
     tests: tuple[str, ...] | None = None  # node ids; None for the whole job
-    base: int = 0  # the number of the attempt that has the results of the other tests; 0 for the whole job
+    base: int = 0  # the number of the attempt with the results of the other tests; 0 for the whole job
 
 
 WHOLE_JOB: Final = JobSelection()
@@ -76,7 +76,7 @@ class RunPolicy:
     """How the jobs of a run are ordered, limited and retried."""
 
     most: int | None = None  # the maximum number of concurrent jobs; None for as many as fit
-    retries: int = 0  # retries of a job for failed tests; infrastructure errors get as many of their own
+    retries: int = 0  # retries of a job for failed tests, and as many for infrastructure errors
     fail_fast: bool = False  # whether the first failed job ends the run
     shuffle: int | None = None  # the seed for the order of jobs and of their tests; None for longest first
     verdict_policy: VerdictPolicy = field(default_factory=lambda: VerdictPolicy(skip="skip"))
@@ -90,8 +90,8 @@ class RetryPolicy:
     """Grants retries to the jobs of a run.
 
     Args:
-        retries: How often a job may be retried for failed tests, and as often again for infrastructure errors: a job
-            that had an unhealthy GPU keeps its retries for flaky tests.
+        retries: How often a job may be retried for failed tests, and, counted separately, for infrastructure errors:
+            after an unhealthy GPU, a job still has its retries for flaky tests.
         selections: What the first attempt at a job runs, by job id; other jobs run as a whole.
     """
 

@@ -30,7 +30,7 @@ from allranks.runner.combined_coverage import combine
 from allranks.runner.console import Console, console_for
 from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.durations import Meter, keep_durations
-from allranks.runner.earlier_runs import take_snapshot
+from allranks.runner.earlier_runs import with_durations
 from allranks.runner.host import choose_host, require_kernel
 from allranks.runner.listener import Detail
 from allranks.runner.machines.plan_file import PlanPart
@@ -43,7 +43,7 @@ DESCRIPTORS = 65_536
 
 
 def raise_descriptor_limit(descriptors: int = DESCRIPTORS) -> None:
-    """Raise the limit of open descriptors for this process and its children, if permitted (setrlimit(2))."""
+    """Raise this process's limit of open descriptors, which its children inherit, as far as the hard limit permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -64,7 +64,8 @@ class RunOptions:
     remaining: Mapping[str, JobSelection] | None = None  # the unfinished jobs of a resumed run, by id
     gpus: str | None = None  # the GPUs that jobs may use, by number or id; None for all of the host's
     gpu_mode: GpuMode = "auto"
-    # The part of a plan that this machine runs. Annotations, and the check that any test ran, need all parts' results.
+    # The part of a plan that this machine runs; None without a plan. A part prints no annotations, and may run no test:
+    # both are decided when the results of all parts are merged.
     part: PlanPart | None = None
     detail: Detail = "usual"
 
@@ -75,7 +76,7 @@ class RunOptions:
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
-    """Run the jobs, or only the unfinished ones of a resumed run; merge and show the results of all."""
+    """Run the jobs, or the unfinished ones of a resumed run; then merge the results, and show those of all jobs."""
     raise_descriptor_limit()
     pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
     if options.policy.pdb:
@@ -108,7 +109,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
         durations = expansion.matrix.root / DURATIONS_FILE
         try:
-            folder = take_snapshot(
+            folder = with_durations(
                 folder, jobs, durations, say, known=options.part.file.plan.durations if options.part else None
             )
             if options.detail == "verbose":
@@ -132,7 +133,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
 
 
 def _reject_missing_gpus(inventory: Inventory, planned: int) -> None:
-    """Reject a machine without its planned GPUs: jobs would skip all their tests, which run on no other machine."""
+    """Reject a machine that lacks planned GPUs: jobs would skip all their tests, and no other machine runs these."""
     found = len(inventory.gpus)
     if found < planned:
         what = f"The plan has a job with {planned} GPUs for this machine, but allranks finds {found}."
@@ -162,9 +163,9 @@ def _reject_uneven_gpus(engine: Engine, jobs: Iterable[Job]) -> None:
 
 
 def _clean_up_killed_run() -> None:
-    """Remove leftovers of the resumed run if it was killed, before this process owns it and it counts as alive.
+    """Remove what a killed run left behind. Once this process owns the run, engines would treat it as alive.
 
-    Jobs that outlive their orchestrator are adopted instead.
+    Engines with a queue are left out: their jobs outlive the orchestrator, and are adopted.
     """
     for engine in engines_here(with_queues=False):
         with closing(engine), suppress(EngineError):  # the run may need another engine
@@ -174,7 +175,7 @@ def _clean_up_killed_run() -> None:
 def _conclude(
     folder: RunFolder, jobs: Sequence[Job], options: RunOptions, durations: Path, console: Console
 ) -> ExitCode:
-    """The exit code of these jobs alone: other sessions that share the run report their own."""
+    """Report these jobs, and return their exit code: other sessions that share the run report their own jobs."""
     ids = {job.id for job in jobs}
     # Without shards, durations are kept only if the file exists: they only affect the order of jobs.
     meter = Meter(lambda job: job.id in ids and (job.share is not None or durations.exists()))

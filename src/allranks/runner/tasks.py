@@ -26,7 +26,7 @@ class Capacity(NamedTuple):
         return Capacity(self.gpus - other.gpus, self.cores - other.cores, self.memory - other.memory)
 
     def within(self, most: Self) -> "Capacity":
-        """This amount, capped at `most`: a task that needs more than the host has runs alone."""
+        """This amount, capped at `most`: a task that demands more than the host's capacity then runs alone."""
         return Capacity(min(self.gpus, most.gpus), min(self.cores, most.cores), min(self.memory, most.memory))
 
 
@@ -55,11 +55,11 @@ class Expected(NamedTuple):
     """The expected duration of a job."""
 
     seconds: float
-    is_measured: bool  # whether its tests have been measured, under its backend
+    is_measured: bool  # whether its suite has been measured with its backend
 
 
 def expected(durations: "Durations", jobs: Sequence[Job]) -> list[Expected]:
-    """The expected duration of each job; the median of the others for a job that was never measured."""
+    """The expected duration of each job; for a job that was never measured, the median of the measured ones."""
     # Cached by suite, backend and shard count: a plan may have a hundred thousand jobs, most of which share these.
     kinds = [(job.suite.name, job.cell.backend, job.shard and job.shard.count) for job in jobs]
     seconds = {kind: _seconds_of_tests(durations, job) for kind, job in dict(zip(kinds, jobs, strict=True)).items()}

@@ -94,7 +94,7 @@ def _widths(column: _Column, jobs: Sequence[JobProgress]) -> Iterator[int]:
 
 
 def _now(job: JobProgress) -> Text:
-    """The test that has been running for longest, with its duration; without one, the first failure."""
+    """The test that has been running for longest, with its duration; if none is running, the first failure."""
     if (test := job.longest) is None or job.state != "running":
         return Text(printable(job.error or job.tests.first_failed.rpartition("::")[2]))
     others = len(job.tests.running) - 1

@@ -1,4 +1,4 @@
-"""Unhealthy GPUs of a host: those that the driver reports, and a quarantine of those that failed jobs' checks.
+"""The unhealthy GPUs of a host: those that the driver reports, and those in quarantine after failed checks of jobs.
 
 The quarantine has a file for each GPU, next to its lease. A job checks its GPUs in its container, with its torch, so a
 single failure may have another cause: too little memory, another process on the GPU, or a torch from a fork. A GPU
@@ -34,7 +34,7 @@ def unhealthy_gpus(inventory: "Inventory") -> dict[str, str]:
 
 
 def report_failures(run_id: str, failures: Mapping[str, str]) -> None:
-    """Record the GPUs that failed the check of a run, each with the reason."""
+    """Record the GPUs that failed a job's check, each with the reason."""
     for gpu, why in failures.items():
         runs = list(dict.fromkeys((*_read(quarantine_file(gpu))[0], run_id)))
         descriptor = open_lock(quarantine_file(gpu))
@@ -48,7 +48,7 @@ def report_successes(gpus: Iterable[str]) -> None:
     """Forget earlier failures of GPUs that have passed the check."""
     for path in map(quarantine_file, gpus):
         with suppress(OSError):
-            os.truncate(path, 0)  # only its owner could remove it
+            os.truncate(path, 0)  # only the user who created the file could remove it
 
 
 def quarantined(gpus: Iterable[str]) -> dict[str, str]:

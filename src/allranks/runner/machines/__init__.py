@@ -1,1 +1,1 @@
-"""Distributes jobs over CI machines, by a plan that each machine checks before it uses it."""
+"""Distributes jobs over CI machines, by a plan that each machine checks before use."""

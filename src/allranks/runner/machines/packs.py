@@ -1,4 +1,4 @@
-"""Divides jobs into packs, one for each CI machine, of about the same duration.
+"""Divides jobs into packs of about the same duration, one for each CI machine. Messages and docs call them batches.
 
 The jobs of a pack share a runner and an image. All functions raise UsageError for jobs that cannot be divided.
 """
@@ -20,13 +20,13 @@ from allranks.runner.request import demand_of, time_limit
 from allranks.runner.tasks import Capacity, Expected, Task, expected, longest_first
 
 START_MINUTES: Final = 20
-"""From a run's start to its first job's: images are built on first use, which takes minutes without a cache."""
+"""Time from the start of a run to that of its first job, which includes the build of an image without a cache."""
 
 STOP_MINUTES: Final = 5
-"""The time for an orderly end after a run's time limit: jobs get up to a minute, then results are merged."""
+"""Time for a run to end after its time limit: jobs get up to a minute to stop, then results are merged."""
 
 CI_JOB_MINUTES: Final = 15
-"""What a CI job needs in addition to its run: checkout, installation, images, and upload of the results."""
+"""Time of a CI job in addition to its run: checkout, installation, loading images, and upload of the results."""
 
 MEASURED_SLACK: Final = 2.0
 GUESSED_SLACK: Final = 10.0
@@ -62,8 +62,8 @@ class PackGroup:
 
     rule: RunnerRule
     image: str
-    tasks: tuple[Task, ...]  # their numbers are indexes among all planned jobs
-    reserved: Sequence[float]  # seconds reserved for each planned job: more than its expected duration
+    tasks: tuple[Task, ...]  # with numbers that are indexes among all planned jobs
+    reserved: Sequence[float]  # seconds reserved for each of all planned jobs
     longest_limit: float  # the longest time limit of these jobs, in seconds
 
     @property
@@ -72,7 +72,7 @@ class PackGroup:
         return Capacity(gpus=self.rule.gpus, cores=cores_of(self.rule))
 
     def packs(self, seconds: float) -> list[Pack]:
-        """Packs of about this duration, or shorter ones if their CI jobs would exceed the minutes of the rule."""
+        """Packs of about this duration, or shorter if their CI jobs would exceed the rule's time limit."""
         longest = max(task.seconds for task in self.tasks)
         count = max(1, round(sum(work(task, self.total) for task in self.tasks) / max(seconds, longest)))
         most = minutes_of(self.rule)

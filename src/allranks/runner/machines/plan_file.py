@@ -1,9 +1,9 @@
 """The plan file, which assigns jobs to machines. Each machine checks it before use.
 
-One machine writes it, and all others get a copy. ``ALLRANKS_PACK``, such as ``cuda-g4-03of12@0123456789abcdef``, is the
-slug of a pack and the digest of its plan, so that no machine runs a pack of another plan. The file also serves as the
-``run.json`` of the collected results: it lists the expected jobs, so that a missing machine is noticed. All functions
-raise UsageError for a plan that cannot be used.
+One machine writes the file, and all others get a copy. ``ALLRANKS_PACK``, such as ``cuda-g4-03of12@0123456789abcdef``,
+consists of the slug of a pack and the digest of its plan, so that no machine runs a pack of another plan. The file also
+serves as the ``run.json`` of the collected results: it lists the expected jobs, so that a missing machine is noticed.
+All functions raise UsageError for a plan that cannot be used.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ def _parts(matrix: Matrix) -> Iterator[tuple[str, object]]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a declaration in, any JSON value out
-    """Convert to JSON types, with lists for mappings: the order of a declaration counts."""
+    """Convert to JSON types, and mappings to lists, so that the order of entries changes the digest."""
     match value:
         case Condition():
             return value.source
@@ -181,7 +181,7 @@ def _digest(document: Mapping[str, Any]) -> str:
 
 
 def find_pack(file: PlanFile, text: str) -> PlannedPack:
-    """The pack with this slug, which the digest of its plan may follow."""
+    """The pack that a text names: its slug alone, or ``SLUG@DIGEST`` with the digest of the plan."""
     slug, at, plan_digest = text.partition("@")
     packs = {pack.slug: pack for pack in file.plan.packs}
     contents = f"{len(file.manifest.jobs)} jobs in {len(packs)} batches"
@@ -219,7 +219,7 @@ class PlanPart:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs this machine must have: the plan chose it for jobs that need them."""
+        """How many GPUs this machine must have: as many as the job that needs the most."""
         return max(job.cell.gpu_count for job in self.jobs)
 
     def check_request(self, run_id: str | None, pytest_args: Sequence[str]) -> None:

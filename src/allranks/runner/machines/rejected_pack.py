@@ -1,7 +1,6 @@
-"""Records the error of a machine that cannot run its pack as the result of each of the pack's jobs.
+"""If a machine cannot run its pack, records the error as the result of each job of the pack.
 
-The records are those of attempts that failed before they had an engine. A later attempt replaces them, as it does any
-infrastructure error.
+The record of a job is that of an attempt without an engine. A later attempt replaces it, like any infrastructure error.
 """
 
 import re
@@ -31,15 +30,15 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.+@-]*", re.ASCII)
 
 
 def recording_rejection(command: Callable[[], ExitCode], results: Path, plan_file: Path, pack: str | None) -> ExitCode:
-    """Run a command; record an error or an interrupt as the result of each job of a pack that has not begun.
+    """Run a command. If it fails or is interrupted, record that as the result of each job that has not begun.
 
-    Nothing is recorded if the plan cannot be read, or for jobs of another process.
+    Nothing is recorded if the plan cannot be read, or if another process runs the jobs.
 
     Args:
         command: The command; its exceptions are raised again.
         results: The folder of all runs.
         plan_file: The plan.
-        pack: The pack; None for all packs of the plan.
+        pack: The pack with the jobs; None for all packs of the plan.
     """
     try:
         code = command()
