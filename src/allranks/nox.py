@@ -30,10 +30,10 @@ from allranks.runner.results_folder import INVOCATION_VARIABLE, RUN_ID_VARIABLE,
 from allranks.user_cache import cache_folder
 
 MOST_CELLS = 5000
-"""The most cells with a session for each; nox takes a millisecond per session, whichever it runs."""
+"""The limit for one session per cell: nox takes a millisecond for each session, even if it does not run it."""
 
 _NOUNS = {"world_size": "rank", "gpu_count": "GPU", "nodes": "node"}
-"""The nouns for the values of axes with numbers."""
+"""What the values of numeric axes count."""
 
 
 def register(folder: str | os.PathLike[str] = ".") -> None:
@@ -85,7 +85,7 @@ def _register_cells(cells: Sequence[Cell], matrix_option: str) -> None:
 
 
 def _is_list(*others: str) -> bool:
-    """Whether nox was called to list its sessions, with these other options."""
+    """Whether the command line of nox lists sessions and has all of these other options."""
     own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
     return not {"--list", "-l", "--list-sessions"}.isdisjoint(own) and {*others}.issubset(own)
 

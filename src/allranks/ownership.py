@@ -20,10 +20,10 @@ from urllib.parse import quote
 from allranks.errors import UsageError
 
 RUN_VARIABLE = "ALLRANKS_JOB_OF_RUN"
-"""The environment variable with the run of a process."""
+"""The environment variable with the id of the run that owns a process."""
 
 HOST_VARIABLE = "ALLRANKS_JOB_OF_HOST"
-"""The environment variable with the :func:`host_id` of the owner of a process on this host."""
+"""The environment variable with the :func:`host_id` of the run that owns a process."""
 
 HOST_LABEL = "allranks.host"
 LOCKS_LABEL = "allranks.locks"
@@ -111,8 +111,8 @@ LOCKS_VARIABLE = "ALLRANKS_LOCKS"
 def lock_folder() -> Path:
     """The lock folder of the host, which all users share, or that of :data:`LOCKS_VARIABLE`.
 
-    Users that share GPUs must have the same folder, so it depends neither on TMPDIR nor on permissions. Runs with
-    different folders do not clean up each other's objects, and could use the same GPU.
+    Users that share GPUs must have the same folder, so it depends neither on TMPDIR nor on the user's permissions. Runs
+    with different folders do not clean up each other's objects, and could use the same GPU.
     """
     if configured := os.environ.get(LOCKS_VARIABLE):
         return _configured_folder(Path(configured).absolute())
@@ -305,10 +305,10 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether its lock can be checked from here."""
+        """Whether this process can check the owner's lock."""
         return self.host == host_id()
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is certainly dead."""
+        """Whether the owner is certainly dead."""
         return self.is_here and is_dead(self.run_id)

@@ -72,8 +72,8 @@ class Hooks:
     def allranks_options(self, command: str) -> type | None:
         """A dataclass of options to add to a command; None for other commands.
 
-        Its fields are created by :func:`allranks.cli.parser.option`. An existing option is an error. The command's
-        ``options.added`` has the values, by this dataclass.
+        Its fields are created by :func:`allranks.cli.parser.option`. An existing option is an error. The instance with
+        the given values is ``options.added[Class]``.
 
         Args:
             command: ``run``, ``report``, or the command of a plug-in that runs tests.
@@ -106,13 +106,13 @@ class Hooks:
         options: Any,  # noqa: ANN401
         run_here: Callable[[Any], ExitCode],
     ) -> ExitCode | None:
-        """Execute a run instead of the core, if an option of the plug-in requests that; None for other runs.
+        """Execute a run instead of the core, if an option of the plug-in requests that; otherwise return None.
 
         Args:
             expansion: The matrix and its cells.
             results: The folder of all runs.
             options: The options of ``allranks run``, of its dataclass.
-            run_here: Executes the run in this process, on an :class:`~allranks.engines.base.Engine`, or with None on
+            run_here: Executes the run in this process, on the given :class:`~allranks.engines.base.Engine`; None means
                 the engine of the options.
         """
         raise NotImplementedError
@@ -196,7 +196,7 @@ def run_by_plugins(
         except AllranksError:
             raise
         except Exception as error:
-            raise as_error(error) from error  # in allranks, not in the plug-in that calls it
+            raise as_error(error) from error  # otherwise, `_call` would blame the plug-in
 
     return cast("ExitCode | None", first_result(load_plugins(), "allranks_run", run_here=run, **given))
 

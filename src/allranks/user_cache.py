@@ -82,7 +82,7 @@ _ABANDONED: Final = 24 * 3600.0
 
 
 def cache_limit() -> int:
-    """The size limit in bytes of the environments, and of the wheels: 20 GiB unless the user sets it."""
+    """The size limit in bytes, for the environments and again for the wheels: 20 GiB unless the user sets it."""
     setting = os.environ.get(LIMIT_VARIABLE) or str(_LIMIT_GIB)
     try:
         gib = float(setting)
@@ -106,7 +106,7 @@ def mark_used(entry: Path) -> None:
 
 @cache
 def _held(entry: Path) -> int:
-    """Get a shared lock until this process ends, and return its descriptor; -1 if that is impossible."""
+    """Lock an entry (shared) until this process ends; return the lock's descriptor, or -1 if that is impossible."""
     with suppress(OSError):
         descriptor = _open_lock(entry)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -185,7 +185,10 @@ def to_remove(folder: Path, limit: int) -> list[Path]:
 
 
 def _beyond(entries: Sequence[tuple[Path, int]], limit: int) -> list[Path]:
-    """The entries that exceed a limit, given the most recently used first; those after a large one may still fit."""
+    """The entries to remove so that the others fit into a limit.
+
+    `entries` are sorted by their last use, the latest first. Smaller ones after a removed one may still fit.
+    """
     removed: list[Path] = []
     total = 0
     for index, (entry, size) in enumerate(entries):
