@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for scripted_engine, which pyt
 from scripted_engine import ScriptedEngine
 
 from allranks.engines.base import JobEnvironment
+from allranks.engines.gpus import Inventory
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan
@@ -116,7 +117,13 @@ def dispatcher(matrix, make_folder, engine, lines):
         planned, *, gpus=(), cores=1, most_jobs=None, environment_of=environment_of_image, durations=None, **policy
     ):
         engine.has_queue, engine.most_jobs = most_jobs is not None, most_jobs
-        host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of)
+        host = Host(
+            engine=engine,
+            cores=cores,
+            memory=4000,
+            environment_of=environment_of,
+            inventory=Inventory(gpus=gpus),
+        )
         folder = replace(make_folder(planned), durations=durations or {})
         return Dispatcher(AttemptRunner(matrix, host, folder, RunListener(lines), ("-k", "x"), RunPolicy(**policy)))
 

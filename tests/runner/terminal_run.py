@@ -48,7 +48,8 @@ def main():
     def choose_host(_name, _matrix, say, *_):
         say("engine: scripted")
         environment = JobEnvironment(image="image:1")
-        return Host(engine=engine, gpus=GPUS, cores=8, memory=99999, environment_of=lambda _: environment)
+        inventory = Inventory(gpus=GPUS)
+        return Host(engine=engine, cores=8, memory=99999, environment_of=lambda _: environment, inventory=inventory)
 
     run_jobs.choose_host = choose_host
     run_jobs.take_inventory = lambda _: Inventory(gpus=GPUS)

@@ -100,7 +100,7 @@ def green(matrix, jobs, make_folder, lines):
         job = jobs["gloo-w2-g0-env"]
         several = [replace(job, suite=replace(job.suite, name=name)) for name in names]
         engine = StreamingEngine(dict(zip(names, streams, strict=True)))
-        host = Host(engine=engine, gpus=(), cores=16, memory=99999, environment_of=lambda _: JobEnvironment(image="i"))
+        host = Host(engine=engine, cores=16, memory=99999, environment_of=lambda _: JobEnvironment(image="i"))
         folder = make_folder(several, run_id=f"r{runs}")
         Dispatcher(AttemptRunner(matrix, host, folder, RunListener(lines), ())).run(several)
         merged = merge(folder.path, environ={})

@@ -42,7 +42,7 @@ def test_an_interrupt_during_the_report_leaves_a_report(matrix, engine, tmp_path
         signal.raise_signal(signal.SIGINT)
         return merge(folder, **options)
 
-    host = Host(engine=engine, gpus=(), cores=1, memory=1, environment_of=lambda _: None)
+    host = Host(engine=engine, cores=1, memory=1, environment_of=lambda _: None)
     merge = schedule_run.merge
     monkeypatch.setattr(schedule_run, "choose_host", lambda *_: host)
     monkeypatch.setattr(schedule_run, "merge", interrupted)

@@ -271,7 +271,7 @@ def engine():
 
 @pytest.fixture(autouse=True)
 def host(engine, monkeypatch):
-    host = Host(engine=engine, gpus=(), cores=1, memory=4000, environment_of=lambda _job: JobEnvironment(image="i"))
+    host = Host(engine=engine, cores=1, memory=4000, environment_of=lambda _job: JobEnvironment(image="i"))
     monkeypatch.setattr("allranks.runner.run_jobs.choose_host", lambda *_: host)
     return host
 

@@ -205,7 +205,7 @@ class Inventory:
     driver: GpuDriver = "nvidia"  # how containers get them
     gpus: tuple[str, ...] = ()  # their ids in the driver's order, which are UUIDs if available
     nodes: Mapping[str, Path] | None = None  # the device nodes of AMD GPUs, by id
-    everything: tuple[str, ...] = ()  # all GPUs of the host, in order; empty if these are `gpus`
+    everything: tuple[str, ...] = ()  # all GPUs of the host, in order; empty if `gpus` has all
     root: Path = _ROOT  # the folder that contains ``/dev``
     descriptions: Mapping[str, str] = field(default_factory=dict)  # product and memory of GPUs, if known, by id
     faults: Mapping[str, str] = field(default_factory=dict)  # of unhealthy GPUs, by id
@@ -216,6 +216,10 @@ class Inventory:
         all_gpus = self.everything or self.gpus
         number = f"GPU {all_gpus.index(gpu)}" if gpu in all_gpus else "GPU"
         return f"{number} ({', '.join(filter(None, (self.descriptions.get(gpu), gpu)))})"
+
+    def indexes(self, gpus: Sequence[str]) -> tuple[int, ...]:
+        """The indexes of these GPUs among all GPUs of the host."""
+        return tuple(map((self.everything or self.gpus).index, gpus))
 
     def only(self, selection: str) -> Self:
         """Restrict the inventory to some of its GPUs; see :func:`chosen_gpus`."""
@@ -230,7 +234,7 @@ class Inventory:
             driver="rocm",
             nodes=tuple(f"/{path}" for path in paths),
             groups=tuple(sorted(set(_groups(self.root / path for path in paths)))),
-            numbers=tuple(map((self.everything or self.gpus).index, gpus)),
+            numbers=self.indexes(gpus),
         )
 
 

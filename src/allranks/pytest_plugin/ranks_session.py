@@ -185,7 +185,6 @@ class RanksSession:
         cores, memory = engine.capacity()
         host = Host(
             engine=engine,
-            gpus=inventory.gpus,
             cores=cores,
             memory=memory,
             environment_of=lambda _: JobEnvironment(python=sys.executable, python_path=self._import_folders()),

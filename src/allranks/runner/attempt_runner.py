@@ -226,7 +226,7 @@ class AttemptRunner:
         if lease is None:
             return None
         undo.enter_context(lease)
-        self.live.set_state(job.id, "preparing", self.host.indexes(lease.gpus))
+        self.live.set_state(job.id, "preparing", self.host.inventory.indexes(lease.gpus))
         if not isinstance(environment, AllranksError) and (adopted := self._adopt(task, job, environment)) is not None:
             return adopted
         attempt = self._new(task, job, lease, selection)
@@ -290,7 +290,7 @@ class AttemptRunner:
             pdb=self.policy.pdb,
             selection_file=self.policy.selection_file,
             plugins=self.policy.plugins,
-            gpus_to_check={gpu: self.host.name_of(gpu) for gpu in self.pool.unchecked(gpus, environment)},
+            gpus_to_check={gpu: self.host.inventory.name_of(gpu) for gpu in self.pool.unchecked(gpus, environment)},
         )
         return job_spec(self.matrix, job, environment, request)
 

@@ -27,7 +27,7 @@ _POLL = 0.25
 """Seconds between two polls of GPUs that another run holds."""
 
 _LONGEST_WAIT = 1.0
-"""Seconds: an interrupt that arrives just before a wait is noticed only after it."""
+"""Seconds for one wait: an interrupt that arrives just before a wait is only noticed at its end."""
 
 _UNSTARTED = JobError(kind="interrupted", what="The run was interrupted before the job started.")
 
@@ -240,7 +240,7 @@ class Dispatcher:
         unhealthy = self._pool.unhealthy_among(attempt.lease.gpus)
         self._capacity = self._capacity.minus(Capacity(gpus=len(unhealthy)))
         for gpu in unhealthy:
-            self._live.say(f"{self._host.name_of(gpu)} is unhealthy: no other job of this run will use it")
+            self._live.say(f"{self._host.inventory.name_of(gpu)} is unhealthy: no other job of this run will use it")
         if self._stopped is not None:
             self._attempts.record_unstarted(attempt.task, attempt.job, self._stopped)
         elif attempt.rerun is not None:
@@ -255,7 +255,7 @@ class Dispatcher:
         too_large = [task for task in self._waiting if task.demand.gpus > healthy] if unhealthy else []
         for task in too_large:
             self._waiting.remove(task)
-            names = ", ".join(map(self._host.name_of, unhealthy))
+            names = ", ".join(map(self._host.inventory.name_of, unhealthy))
             what = f"It needs {task.demand.gpus} GPUs, but only {healthy} of this host are healthy. Unhealthy: {names}."
             remedy = "Repair the GPU, then resume the run: allranks run --resume."
             why = JobError(kind="infrastructure", what=what, remedy=remedy)

@@ -28,11 +28,10 @@ class Host:
     """Where the jobs of a run execute."""
 
     engine: Engine
-    gpus: tuple[str, ...]
     cores: int  # CPU cores that ranks share
     memory: int  # MiB
     environment_of: Callable[[Job], JobEnvironment]  # the Python environment of a job, made on first use
-    inventory: Inventory = field(default_factory=Inventory)
+    inventory: Inventory = field(default_factory=Inventory)  # the GPUs that jobs may use
     other_engines: tuple[Engine, ...] = ()  # the engines of other runs, which may have left jobs on the GPUs
 
     def evict(self, gpus: Sequence[str]) -> None:
@@ -47,17 +46,14 @@ class Host:
                 engine.evict(gpus)
 
     @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs that allranks leases to jobs; none if the engine assigns GPUs itself."""
+        return () if self.engine.has_queue else self.inventory.gpus
+
+    @property
     def capacity(self) -> Capacity:
         """The total capacity that jobs share."""
         return Capacity(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
-
-    def name_of(self, gpu: str) -> str:
-        """The display name of a GPU."""
-        return replace(self.inventory, gpus=self.gpus).name_of(gpu)
-
-    def indexes(self, gpus: Sequence[str]) -> tuple[int, ...]:
-        """The indexes of these GPUs among all GPUs of this host."""
-        return tuple(map((self.inventory.everything or self.gpus).index, gpus))
 
 
 def gpus_here(cell: Cell, nodes: int) -> int:
@@ -91,14 +87,13 @@ def choose_host(
         for opened in (chosen, *others):
             uses.callback(opened.close)
     gpus = () if chosen.has_queue else inventory.gpus
-    say(f"engine: {chosen.name} ({why}); GPUs: {'its own' if chosen.has_queue else len(gpus) or 'none'}")
+    say(f"engine: {chosen.name} ({why}); GPUs: {'assigned by it' if chosen.has_queue else len(gpus) or 'none'}")
     make = chosen.prepare(matrix, say, uses)
     for name in chosen.clean_up().dead:
         say(f"removed {name}, left by a dead run")
     cores, memory = chosen.capacity()
     return Host(
         engine=chosen,
-        gpus=gpus,
         cores=cores,
         memory=memory,
         environment_of=_EnvironmentCache(chosen, gpus, matrix, say, make),
