@@ -50,7 +50,7 @@ def _protect_streams() -> None:
 def _lossy(descriptor: int, stream: io.TextIOWrapper | None) -> io.TextIOWrapper:
     """A copy of a stream that ignores failed writes."""
     raw = _Lossy(descriptor, "w", closefd=False)
-    if stream is None or not isinstance(stream.buffer, io.BufferedWriter):  # the latter with python -u
+    if stream is None or not isinstance(stream.buffer, io.BufferedWriter):  # closed, or not buffered (python -u)
         return io.TextIOWrapper(raw, errors="backslashreplace", write_through=True)
     return io.TextIOWrapper(
         io.BufferedWriter(raw), stream.encoding, errors="backslashreplace", line_buffering=stream.line_buffering

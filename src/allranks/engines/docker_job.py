@@ -92,7 +92,7 @@ class Container:
         self.has_ended = not data or self.keeps_files
 
     def _receive(self) -> bytes:
-        """Receive data; a lost connection ends the stream, since the container's state is inspected anyway."""
+        """Receive data. A lost connection ends the stream, too; then the container's state is inspected."""
         try:
             return self._socket.recv(1 << 16)
         except OSError:

@@ -155,8 +155,8 @@ def creation_request(spec: JobSpec, owner: Mapping[str, str], code_bytes: int, d
             "log_config": {"type": "none"},
             "cgroupns": "private",
             # A core dump of a rank would take gigabytes, wherever the host's kernel stores them.
-            # No limit of open files: a container fails if it is above that of the daemon (rlimit type 7).
-            # No limit of processes (nproc): it would count those of all jobs of the host, which share a user.
+            # No limit of open files: a container whose limit is above the daemon's fails (rlimit type 7).
+            # No limit of processes (nproc): it would count the processes of all jobs of the host, which share a user.
             "ulimits": [Ulimit(name="core", soft=0, hard=0)],
             **gpu_settings(spec),
         },

@@ -77,14 +77,12 @@ class ProcessEngine(Engine):
     def prepare(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> MakeEnvironment:
         from allranks.engines.process_environments import environment_of  # noqa: PLC0415 - not needed for clean-up
 
-        self._package = self._package_path  # before jobs start concurrently
+        self._package = self._package_path  # created once, before jobs start concurrently
         return partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
 
     @property
     def _package_path(self) -> Path:
-        if self._package is None:
-            self._package = package_path(cache_folder() / "package")
-        return self._package
+        return self._package or package_path(cache_folder() / "package")
 
     def check(self, _inventory: Inventory) -> Iterator[Finding]:
         yield _check_names()
@@ -285,7 +283,7 @@ def command(python: str, package_path: Path, code: Path, scratch: Path, shared: 
 
 
 def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of an agent: the host's, those of the job, and those that isolate the job.
+    """The environment variables of an agent: the host's, the job's, and some that isolate the job.
 
     Ranks use the loopback interface, since the host's name may not resolve. Only the GPUs that the job has leased for
     this node are visible.

@@ -122,4 +122,4 @@ def _check_leftovers(engine: Engine) -> Iterator[Finding]:
     for name in dead:
         yield Finding("leftovers", f"{name} belongs to a dead run", "Run: allranks clean")
     if not dead:
-        yield Finding("leftovers", f"none of dead runs ({engine.name})")
+        yield Finding("leftovers", f"none ({engine.name})")

@@ -25,14 +25,14 @@ class CiService(Protocol):
         """
 
     def untrusted_output(self, say: Callable[[str], None]) -> AbstractContextManager[object]:
-        """Execute no commands in the output that is printed in this context, such as that of a build.
+        """Make the service ignore commands in the output of this context, such as that of a build.
 
         Args:
             say: Prints one line to the same stream.
         """
 
     def show_error(self, error: AllranksError, command: str, stream: TextIO) -> AbstractContextManager[object]:
-        """Show the error that ends a command, which is printed in this context.
+        """Show the error that ends a command, and whose text is printed in this context.
 
         Args:
             error: The error.

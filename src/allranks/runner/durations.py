@@ -27,7 +27,7 @@ the same tests differ by less, and the file, which may be committed, should chan
 
 
 class Meter:
-    """Collects the durations of tests: that of the slowest rank in the slowest cell of a backend.
+    """Collects the duration of each test: the slowest rank in the slowest cell of a backend counts.
 
     Only tests that passed or were skipped count: a failed test ended early or late. A job is ignored if no test of the
     suite executed, since its backend or its GPUs were not available.

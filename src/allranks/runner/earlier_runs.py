@@ -133,7 +133,7 @@ def with_durations(
         jobs: The jobs of this session.
         durations: The file of durations.
         say: Prints a warning about an unusable file.
-        known: Durations to use instead of the file's: those of a plan, the same on every machine.
+        known: The durations in a plan, used instead of the file, so that all machines use the same ones.
     """
     if not any(job.shard for job in jobs):
         return replace(folder, durations=read_durations(durations, lambda _: None))  # only used to order the jobs

@@ -7,7 +7,8 @@ last holder.
 The queue prevents starvation: a run that needs all GPUs at once would otherwise wait while others lease single ones.
 Each waiting run has a queue entry: a file in the same folder, named by the time, locked as long as its owner lives, and
 touched at each poll. No run leases a GPU that an earlier entry waits for. A waiting run holds no GPU, so two of them
-never deadlock. The entry of a dead run is not locked, and that of a suspended run is not touched: both are ignored.
+never deadlock. Two kinds of entries are ignored: a dead run does not lock its entry, and a suspended run does not touch
+its entry.
 """
 
 import fcntl
@@ -67,7 +68,7 @@ def enqueue(gpus: Sequence[str]) -> QueueEntry:
 
 
 def claimed(entry: QueueEntry | None = None) -> frozenset[str]:
-    """The GPUs that earlier queue entries wait for; without an entry, those of all entries."""
+    """The GPUs that the queue entries before this one wait for; for None, the GPUs of all entries."""
     folder = lock_folder()
     # Not Path.iterdir: an interrupt would leave its descriptor open.
     names = (name for name in os.listdir(folder) if name.startswith(_QUEUE_PREFIX))  # noqa: PTH208
@@ -86,7 +87,7 @@ def _requested(path: Path) -> Iterator[str]:
             with suppress(OSError):  # another user's file
                 path.unlink()
         elif time.monotonic() - os.fstat(descriptor).st_mtime < ENTRY_TIMEOUT:
-            with suppress(OSError, ValueError, LookupError, TypeError):  # it is being written, or leaves the queue
+            with suppress(OSError, ValueError, LookupError, TypeError):  # the entry is being written or removed
                 yield from map(str, json.loads(path.read_bytes())["gpus"])
     finally:
         os.close(descriptor)

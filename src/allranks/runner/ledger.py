@@ -63,7 +63,7 @@ MOST_EXTRA_RANKS: Final = 1_000_000
 
 _RECORDS_WITHOUT_TESTS: Final = 100_000
 _RECORDS_PER_RANK: Final = 4
-"""Records that a test may have for each of its ranks: two (its end, and that of a later teardown), doubled."""
+"""Records that a test may have for each rank: twice as many as needed, which are its end and a later teardown's end."""
 
 _RELEVANT_FROM_FOLLOWERS: Final = (Printed, GpuFailed, GpusChecked, Passed, RankEnded)
 """The records of followers that are kept, since they add to those of the lead node's agent."""

@@ -20,7 +20,7 @@ from allranks.runner.request import demand_of, time_limit
 from allranks.runner.tasks import Capacity, Expected, Task, expected, longest_first
 
 START_MINUTES: Final = 20
-"""Time from the start of a run to that of its first job, which includes the build of an image without a cache."""
+"""Time until the first job of a run starts: without a cache, its image is built first."""
 
 STOP_MINUTES: Final = 5
 """Time for a run to end after its time limit: jobs get up to a minute to stop, then results are merged."""
@@ -121,7 +121,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], durations: Sequence[Expected]
     """Group jobs by rule and image.
 
     Raises:
-        UsageError: No machine matches a job, or its time limit exceeds that of the CI.
+        UsageError: No machine matches a job, or the job's time limit exceeds the CI job's.
     """
     indexes = by_key(((runner_for(matrix, job.cell), job.image.name), index) for index, job in enumerate(jobs))
     reserved = [_reserve(duration, time_limit(matrix, job)) for duration, job in zip(durations, jobs, strict=True)]
@@ -147,7 +147,7 @@ def _reserve(expected: Expected, limit: float) -> float:
 
 
 def _demand(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Capacity]) -> Capacity:
-    """The demand of a job, cached by kind; without memory, since that of a machine is unknown."""
+    """The demand of a job, cached by kind; without memory, since a machine's memory is unknown."""
     kind = job.cell.world_size, job.cell.gpu_count, job.suite.overlap
     if kind not in known:
         known[kind] = demand_of(matrix, job, gpus=job.cell.gpu_count)._replace(memory=0)
@@ -182,7 +182,7 @@ def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, *, mo
     """Divide jobs into at most `most` packs, each with about `minutes` of work; the result is deterministic.
 
     Raises:
-        UsageError: No machine matches a job, a job's time limit exceeds that of the CI, or more packs are needed.
+        UsageError: No machine matches a job, a job's time limit exceeds the CI job's, or more packs are needed.
     """
     foreseen = expected(durations, jobs)
     groups, seconds = groups_of(matrix, jobs, foreseen), minutes * 60.0

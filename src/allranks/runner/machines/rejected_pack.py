@@ -45,7 +45,7 @@ def recording_rejection(command: Callable[[], ExitCode], results: Path, plan_fil
     except JobTakenError:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        with suppress(Exception):  # it must not hide the error itself
+        with suppress(Exception):  # an error of the recording must not hide this one
             _record(results, plan_file, pack, _reason(error))
         raise
     if code is ExitCode.INTERRUPTED:
