@@ -127,7 +127,7 @@ def test_an_unstable_project_is_built_anyway_and_its_newest_file_is_named(projec
     def build(source):
         tries.append(source)
         if len(tries) < 3:
-            raise sources.changed(project)
+            raise sources.change_error(project)
         return source
 
     sources.build_until_stable(project, build, lines.append)
