@@ -5,8 +5,8 @@ the leader sends a fresh nonce. The follower answers with its own nonce and a co
 SHA-256), which proves that it has the job's token. The leader then proves itself in the same way. The token itself is
 never sent. Later messages are neither encrypted nor signed: the port must be in a private network of the nodes.
 
-The leader listens until all followers have connected. Any other client only gets a nonce, and is disconnected when its
-time is up.
+The leader listens until all followers have connected. Any other client only gets a nonce, and is disconnected when it
+sends a wrong proof or none in time.
 """
 
 import hmac
@@ -183,7 +183,7 @@ def is_proof(given: str, token: str, role: str, node: int, *nonces: str) -> bool
 
 
 PROOF_TIMEOUT = 5.0
-"""Seconds that a client has for its proof."""
+"""Seconds within which a client must send its proof."""
 
 _MAX_CLIENTS = 64
 _FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
@@ -309,7 +309,7 @@ def _listen(config: NodeConfig) -> socket.socket:
     )
     listener = socket.socket(family, kind, protocol)
     try:
-        # The creator of the job may reserve the port for us: bound, but not listening.
+        # The creator of the job may reserve the port for this agent: bound, but not listening.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()

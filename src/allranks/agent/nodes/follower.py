@@ -28,7 +28,7 @@ from allranks.protocol.outcomes import shorten
 _Texts = TypeVar("_Texts", RankExit, RankHang, Output)
 
 _TEXT_LIMIT = 16_000
-"""Maximum characters of a text sent to the leader: the files of this node have all of it."""
+"""Maximum characters of a text sent to the leader; the full text is in the files of this node."""
 
 
 class Follower:
@@ -89,7 +89,7 @@ class _Service:
                 self._close_ranks(self._ranks)
 
     def _new_selector(self) -> selectors.BaseSelector:
-        """Return a selector without ranks; each gang needs one, as ranks close descriptors without unregistering."""
+        """Return a selector without ranks; each gang needs one, because ranks do not unregister what they close."""
         selector = selectors.DefaultSelector()
         read_leader: ReadEvents = self._read_leader
         selector.register(self._connection, selectors.EVENT_READ, read_leader)

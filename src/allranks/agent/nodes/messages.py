@@ -84,7 +84,7 @@ class InspectRanks:
     Its times are by the follower's clock, and its long texts are shortened.
     """
 
-    ranks: tuple[int, ...]  # those to locate
+    ranks: tuple[int, ...]  # those whose positions are requested; the calls are those of all ranks
 
 
 @dataclass(frozen=True, kw_only=True)

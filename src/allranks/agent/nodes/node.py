@@ -63,7 +63,7 @@ def difference(leader: CollectionDigest, other: CollectionDigest, node: int) -> 
 
 
 def notice(leader: CollectionDigest, other: CollectionDigest, node: int) -> str:
-    """Describe in one sentence a difference between node 0 and another node that does not matter to the job."""
+    """Describe in one sentence a harmless difference between node 0 and another node; empty if there is none."""
     differing = changes(leader.parameters, other.parameters).other_variables
     return f"Nodes 0 and {node} have different {VARIABLE}: {named(differing)}." if differing else ""
 
@@ -93,13 +93,13 @@ class NodeLostError(Exception):
 
 
 class Node(Protocol):
-    """Starts the ranks of each gang that belong to one node."""
+    """Starts one node's ranks of each gang."""
 
     def start_ranks(self, request: StartRanks) -> Pending[Ranks]:
         """Start this node's ranks of a gang.
 
-        Waiting raises OSError if the ranks could not be started, in which case none of them is left, and NodeLostError
-        if the agent of the node is lost.
+        Waiting for the result raises OSError if the ranks could not be started, in which case none of them is left, and
+        NodeLostError if the agent of the node is lost.
         """
 
 
@@ -110,7 +110,7 @@ def start_gang(nodes: Iterable[Node], request: StartRanks) -> list[Ranks]:
     for wait in [node.start_ranks(request) for node in nodes]:
         try:
             started.append(wait())
-        except Exception as error:  # noqa: BLE001 - the other nodes start theirs, too, and those must not be left
+        except Exception as error:  # noqa: BLE001 - the other nodes start ranks, too, which must be killed
             failures.append(error)
     if failures:
         for node_ranks in started:
