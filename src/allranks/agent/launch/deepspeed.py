@@ -1,8 +1,8 @@
-"""Adapts DeepSpeed's ``DistributedTest`` and ``DistributedFixture``: their workers become forks that are all judged.
+"""Adapts DeepSpeed's ``DistributedTest`` and ``DistributedFixture``: every worker becomes a fork whose outcome counts.
 
-DeepSpeed's base class starts its workers and waits for them in one of two methods: one uses a pool, the other processes
-that may have children. Both are replaced on the class itself. Everything else remains DeepSpeed's: counting devices,
-running one world size after another, ``_dist_run`` in the ranks, and overrides of these in derived classes.
+DeepSpeed's base class starts its workers and waits for them in one of two methods: one uses a pool, the other starts
+processes that may have children. Both are replaced on the class itself. Everything else remains DeepSpeed's: counting
+devices, running one world size after another, ``_dist_run`` in the ranks, and overrides of these in derived classes.
 """
 
 import functools
@@ -62,7 +62,7 @@ def _run_rank(case: Any, arguments: tuple[object, ...], launched: LaunchedRank, 
     os.environ.pop("WORLD_SIZE")
     when = "setup" if getattr(case, "is_dist_fixture", False) else "call"
     outcome = launched.run(options, lambda: _work(case, launched.number, arguments), when)
-    # Keep running, like the worker of a pool: a peer may still be connecting to this rank after its test skipped.
+    # Keep running, like the worker of a pool: a peer may still be connecting to this rank if the rank has skipped.
     for _ in launched.commands():
         pass
     return int(outcome.is_bad)

@@ -81,7 +81,7 @@ class LaunchContext(Journal, Protocol):
         """Show each rank's output after a step."""
 
     def note_release(self, world_size: int) -> None:
-        """Start the time limit of a test: so many ranks start it."""
+        """Handle that this number of ranks starts a test, whose time limit begins now."""
 
     def note_quit(self) -> None:
         """Handle that the user has quit a debugger in a rank."""
@@ -104,7 +104,7 @@ class Launch:
             never = JobEnd()
             resources.callback(never.close)
             self.ranks = _start_ranks(context, results, world_size, work)
-            self._gang = _lead(self.ranks, context.limits, never)
+            self._gang = _make_gang(self.ranks, context.limits, never)
             self._resources = resources.pop_all()
 
     def start(self) -> Step:
@@ -270,7 +270,7 @@ class LaunchedRanks(LocalRanks):
         return True
 
     def _left_behind(self, pids: Collection[int]) -> Collection[int]:
-        """Processes that the ranks left behind, without other children of this process that the test started."""
+        """Processes that the ranks left behind; not other children of this process, which the test itself started."""
         return [pid for pid in linux.children() - set(pids) if self._own_mark.covers(pid, pids)]
 
 
@@ -283,7 +283,7 @@ class _LaunchedGang(Gang):
         return self._supervise(deadlines, Step(nodeid=nodeid))
 
 
-def _lead(ranks: LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
+def _make_gang(ranks: LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
     try:
         # The supervisor enforces its own limits on this process, so a rank held by a debugger cannot block the job.
         return _LaunchedGang([ranks], limits=limits, end=end, may_be_debugged=True)

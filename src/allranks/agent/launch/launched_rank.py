@@ -69,7 +69,7 @@ class LaunchedRank:
 
     def start(self, body: Callable[[], object]) -> bool:
         """Run the setup before the first test, and report its errors; returns whether it passed."""
-        phase, error = _attempt("setup", body, self._note)
+        phase, error = self._attempt("setup", body)
         if phase.outcome is not Outcome.PASSED:
             self._report(_NO_TEST, phase, error)
         self._conclude(_NO_TEST, phase)
@@ -85,7 +85,7 @@ class LaunchedRank:
             self._report(options.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
         os.environ["ALLRANKS_SEED"] = str(options.seed)
         seed_everything(options.seed)
-        phase, error = _attempt(when, body, self._note)
+        phase, error = self._attempt(when, body)
         is_reported = error is not None and error is self._reported_error
         if not is_reported:
             self._report(options.nodeid, phase, error)
@@ -104,7 +104,7 @@ class LaunchedRank:
 
     def end(self, body: Callable[[], object]) -> None:
         """Run the teardown after the last test, and report its errors."""
-        phase, error = _attempt("teardown", body, self._note)
+        phase, error = self._attempt("teardown", body)
         if phase.outcome.is_bad:
             self._report(_NO_TEST, phase, error)
         self._conclude(_NO_TEST, phase)
@@ -113,6 +113,18 @@ class LaunchedRank:
         """The commands of the launching process, as they arrive."""
         while (command := self._connection.command()) is not None:
             yield command
+
+    def _attempt(self, when: str, body: Callable[[], object]) -> tuple[Phase, BaseException | None]:
+        began = monotonic()
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001 - every exception is a result
+            self._note(error)
+            phase = _phase_ended_by(error, when, monotonic() - began)
+            if phase.outcome.is_bad:
+                debugging.post_mortem(error)
+            return phase, error
+        return Phase(when=when, outcome=Outcome.PASSED, duration=monotonic() - began), None
 
     def _note(self, error: BaseException) -> None:
         """Store what the rank was waiting for when it failed; creating the report takes a while."""
@@ -157,21 +169,6 @@ def run_launched_rank(spec: RankSpec, work: Callable[[LaunchedRank], int], varia
     environment = {**variables_of_rank(spec.rank, spec.world_size, spec.rank, spec.world_size), **variables}
     stacks = spec.results / f"rank-{spec.rank}.stacks.txt"
     run_in_fork(work_in_fork, spec.parent, stacks=stacks, environment=environment)
-
-
-def _attempt(
-    when: str, body: Callable[[], object], note: Callable[[BaseException], object]
-) -> tuple[Phase, BaseException | None]:
-    began = monotonic()
-    try:
-        body()
-    except BaseException as error:  # noqa: BLE001 - every exception is a result
-        note(error)
-        phase = _phase_ended_by(error, when, monotonic() - began)
-        if phase.outcome.is_bad:
-            debugging.post_mortem(error)
-        return phase, error
-    return Phase(when=when, outcome=Outcome.PASSED, duration=monotonic() - began), None
 
 
 def _phase_ended_by(error: BaseException, when: str, duration: float) -> Phase:

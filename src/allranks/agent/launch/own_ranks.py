@@ -1,4 +1,4 @@
-"""The ranks that a multi-process test starts, or that its class keeps, and the overall result of a test."""
+"""The ranks that a multi-process test starts, or that its class keeps, and the overall outcome of a test."""
 
 import traceback
 import unittest
@@ -72,7 +72,9 @@ def raise_for(step: Step, *, may_disagree: bool) -> None:
     if skipped and len(skipped) == len(step.outcomes):
         raise RankSkip(skipped[0].message)
     if skipped and not may_disagree:
-        raise RankFailureError(_disagreement(step.outcomes))
+        raise RankFailureError(
+            "\n".join(("ranks disagree: some skipped and others did not", *_headlines(step.outcomes)))
+        )
 
 
 def _describe(step: Step, first: StepOutcome) -> Iterator[str]:
@@ -114,10 +116,6 @@ def _without_launcher_frames(stacks: str) -> Iterator[str]:
         is_below = is_frame and (is_below or any(part in line for part in _BELOW_THE_TEST))
         if not is_below and not line.startswith("Extension modules:"):
             yield line
-
-
-def _disagreement(outcomes: Sequence[StepOutcome]) -> str:
-    return "\n".join(("ranks disagree: some skipped and others did not", *_headlines(outcomes)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +235,7 @@ class KeptRanks:
         return step.is_clean and step.mismatch is None
 
     def end(self) -> None:
-        """Make the ranks tear down and exit, and raise any error of this."""
+        """Make the ranks tear down and exit, and raise the error if they fail to."""
         with self._resources:
             self._raise_for(self._launch.end(), self._launch.last)
 
@@ -285,7 +283,7 @@ def run_in_kept_ranks(ranks: KeptRanks, case: unittest.TestCase) -> None:
 
 
 def end_ranks_of(cls: type[unittest.TestCase]) -> None:
-    """Make the ranks of a class exit, if it has any, and raise any error of this."""
+    """Make the ranks of a class, if any, tear down and exit, and raise the error if they fail to."""
     ranks = running_ranks_of(cls)
     if ranks is not None:
         delattr(cls, RANKS_ATTRIBUTE)

@@ -96,7 +96,7 @@ class PlainLaunchContext:
             _print_lines(sys.stderr, rank, output.stderr)
 
     def note_release(self, world_size: int) -> None:
-        """Do nothing: only the ranks have a time limit."""
+        """Do nothing: without an agent, only the ranks have a time limit, which Launch enforces."""
 
     def note_quit(self) -> None:
         """Do nothing: the session continues."""

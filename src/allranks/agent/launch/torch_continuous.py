@@ -118,7 +118,7 @@ def _run_in_rank(case: Any, _launched: LaunchedRank) -> None:  # noqa: ANN401 - 
 
 
 SCRIPT_HOOKS = ("setUpClass", "tearDownClass", "run_rank", "backend_str")
-"""Methods that torch's class must have."""
+"""Methods that torch's class must have in a version in which the test script starts the ranks."""
 
 _NO_RANK: Final = -1
 _ADAPTED: Final = "allranks_adapted_class"

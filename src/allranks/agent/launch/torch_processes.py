@@ -1,4 +1,4 @@
-"""Adapts torch's ``MultiProcessTestCase``: its ranks become forks, and all of them are judged.
+"""Adapts torch's ``MultiProcessTestCase``: every rank becomes a fork whose outcome counts.
 
 torch's class starts ranks in ``_start_processes`` and waits for them in ``_join_processes``. These two methods are
 replaced on the class itself, so derived classes use the replacements. Everything else remains torch's, also in the
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -226,10 +226,6 @@ def _end_as(exit_: SystemExit) -> None:
     cause = exit_.__context__
     if exit_.code in (_EXCEPTION_STATUS, SkipCode.GENERIC) and isinstance(cause, Exception):
         # torch has converted the exception of the test to an exit status.
-        _raise_again(cause)
+        raise cause
     if not is_success(exit_.code):
         exit_process(exit_)
-
-
-def _raise_again(error: Exception) -> NoReturn:
-    raise error
