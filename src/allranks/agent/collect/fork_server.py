@@ -5,7 +5,6 @@ separate process, so code that runs when the suite is imported cannot harm the s
 subreaper, and becomes the parent of the forked ranks immediately.
 """
 
-import faulthandler
 import gc
 import os
 import signal
@@ -18,8 +17,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import BinaryIO, NoReturn
 
-from allranks.agent import clock, evidence, linux
-from allranks.agent.diagnose.stacks import STACKS_SIGNAL
+from allranks.agent import clock, linux
 from allranks.agent.gangs.forks import STACKS
 from allranks.agent.gangs.local_ranks import RankMain, fork_rank
 from allranks.agent.program import Forked, Reply, Request, encode_message, parse_request, parse_selection, parse_start
@@ -106,9 +104,7 @@ def main(arguments: list[str]) -> NoReturn:
         os._exit(1)
     # Ranks would inherit buffered output and print it again, and a killed process would lose it.
     _streams = rank_setup.unbuffer_output()
-    stacks = os.fdopen(evidence.open_end(start.folders.results / STACKS), "ab")
-    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
-    faulthandler.enable(file=stacks, all_threads=True)
+    rank_setup.write_stacks_to(start.folders.results / STACKS)
     # Imported and collected objects exist as long as the job. Scanning them for garbage would only cost time and, in
     # the forks, memory. Ranks turn the collector on again.
     gc.disable()

@@ -4,7 +4,6 @@ It is needed if importing those files, or a hook that ran earlier, starts thread
 server forks as usual, so the supervisor sees no difference, and then the fork executes a new Python.
 """
 
-import faulthandler
 import gc
 import os
 import sys
@@ -17,7 +16,6 @@ from typing import NoReturn
 from allranks.agent import evidence, linux
 from allranks.agent.channel import RankEnd, StepEnded
 from allranks.agent.collect.fork_server import Supervisor
-from allranks.agent.diagnose.stacks import STACKS_SIGNAL
 from allranks.agent.orphans import Mark
 from allranks.agent.program import Reply, ServerStart, StartRanks
 from allranks.agent.rank import rank_setup
@@ -58,9 +56,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Read the rank's data from the file descriptor in ``arguments``, and become the rank."""
     with os.fdopen(int(arguments[0]), "rb") as file:
         rank = decode_line(file.read(), by_name((FreshRank,)))
-    stacks = os.fdopen(evidence.open_end(rank.request.results / f"rank-{rank.rank}.stacks.txt"), "ab")
-    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
-    faulthandler.enable(file=stacks, all_threads=True)
+    rank_setup.write_stacks_to(rank.request.results / f"rank-{rank.rank}.stacks.txt")
     for descriptor in (rank.connection, rank.call_log):
         os.set_inheritable(descriptor, False)
     gc.disable()

@@ -1,7 +1,7 @@
 """Adapts options of pytest and its plugins to several ranks.
 
-**Cache.** A job starts with the cache that the last job of the same cell and suite left in its results folder, and
-leaves its own there. Ranks never write to it, because each has only its own outcomes. The fork server writes it once,
+**Cache.** A job starts with the cache from the results folder of the last job of the same cell and suite, and leaves a
+new one in its own. Ranks never write to it, because each has only its own outcomes. The fork server writes it once,
 from the outcomes of all ranks, through pytest's own cache plugins: their file formats differ between versions.
 
 **Paths that pytest clears or writes to.** Each process of a job gets its own. ``--basetemp DIR`` becomes
@@ -318,7 +318,7 @@ _SINGLE_RANK_PHASES = frozenset({"reuse", "shrink", "explain"})
 
 
 def configure_hypothesis(items: Iterable[pytest.Item], seed: Callable[[str], int]) -> None:
-    """Make Hypothesis tests run in lockstep: suitable settings, and the seed of the node id without parameters."""
+    """Make Hypothesis run the same examples on all ranks: adapt the settings, and set a seed for each function."""
     if "hypothesis" not in sys.modules:
         return
     for item in items:

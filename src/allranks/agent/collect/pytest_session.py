@@ -153,7 +153,7 @@ class ServerPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Reject unsupported options before any plugin acts on them."""
+        """Reject unsupported options before any plugin acts on them, and adapt others."""
         try:
             check_pytest_args(config)
             self._measurement.redirect(config)
@@ -253,7 +253,7 @@ class ServerPlugin:
             self.remedy = remedy_for_import(call.excinfo.value, self._folders.code)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Report modules that fail to import, initialize CUDA or start threads, and collect those that skip."""
+        """Report a module whose import fails, initializes CUDA or starts threads; store the reason of a skipped one."""
         if report.failed:
             self._uncollected += 1
             self._report_failure(report.nodeid, report.longreprtext, self.remedy)
@@ -298,7 +298,7 @@ class ServerPlugin:
             self._supervisor.write(Notice(nodeid=limited[0], text=text, kind="pytest"))
 
     def _fail(self, nodeid: str, text: str, remedy: str = "") -> None:
-        """Report an error because of which no test runs."""
+        """Report an error that prevents all tests from running."""
         self._has_failed = True
         self._report_failure(nodeid, text, remedy)
 
@@ -339,7 +339,7 @@ class ServerPlugin:
                 deselected=self._deselected,
                 maxfail=session.config.getvalue("maxfail") or 0,
                 is_collected_only=is_collected_only,
-                prints_live=self._prints_at_once(session),
+                prints_live=self._prints_live(session),
                 missing_hardware=self._hardware_skip[1] if self._hardware_skip else "",
                 ignores_collection_errors=not self._has_failed,
                 measures_coverage=self._measurement.is_requested,
@@ -356,7 +356,7 @@ class ServerPlugin:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
         """Report coverage that is too low, and store pytest's exit status before other hooks change it."""
         self.own_status = int(exitstatus)
-        if too_low := self._measurement.verdict(session, self._failed_tests):
+        if too_low := self._measurement.finish(session, self._failed_tests):
             self._supervisor.write(AgentFailed(message=too_low, kind=FailureKind.GATE))
         yield
 
@@ -368,7 +368,7 @@ class ServerPlugin:
         for part in batches(list(self._digests)):
             self._supervisor.write(FullCollection(tests=part, digests=tuple(self._digests[test] for test in part)))
 
-    def _prints_at_once(self, session: pytest.Session) -> bool:
+    def _prints_live(self, session: pytest.Session) -> bool:
         return bool(session.config.getoption("capture", "no") == "no")
 
     def _item_options(self, session: pytest.Session) -> list[ItemOptions]:
@@ -448,11 +448,11 @@ class ServerPlugin:
 
     def _run_rank(self, session: pytest.Session, assignment: Assignment) -> NoReturn:
         if assignment.request.launches:
-            run_launcher(session, assignment, prints_at_once=self._prints_at_once(session))
+            run_launcher(session, assignment, prints_live=self._prints_live(session))
         run_rank(session, assignment)
 
     def _select(self, session: pytest.Session) -> None:
-        """Keep the tests of this job's shard, and of these only those that an earlier attempt left unresolved.
+        """Keep the tests of this job's shard, and of these, in a rerun or with a selection, only the requested ones.
 
         The suite is split after collection, so that the selection of ``--lf`` and similar options is split, too.
         """
@@ -584,7 +584,7 @@ def _internal_error(what: str, text: str) -> AgentFailed:
 
 
 def _obstacle(config: AgentConfig, folders: Folders) -> AgentFailed | CollectionFailed | None:
-    """The error because of which pytest must not start: the suite is missing, or the job has another allranks."""
+    """The error that prevents pytest from starting: the suite is missing, or the job has another allranks."""
     if missing := [path for path in config.paths if not (folders.code / path).exists()]:
         # pytest would collect everything in the code folder.
         return CollectionFailed(text=f"There is no {', '.join(missing)} in the code of this job.")

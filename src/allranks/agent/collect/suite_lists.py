@@ -41,7 +41,7 @@ _FORMATS: Final = {
 
 
 class SuiteListError(ValueError):
-    """A list cannot be read, has wrong content, matches tests of two files, or has an entry whose last day is over."""
+    """A list cannot be read or has wrong content, or an entry has expired or matches tests of two files."""
 
 
 def _format_error(path: Path, why: str) -> SuiteListError:
@@ -100,7 +100,7 @@ def disable(items: Iterable[pytest.Item], paths: Iterable[Path], variables: Mapp
         variables: The environment, which may contain the variables of PyTorch's CI.
 
     Raises:
-        SuiteListError: A list is wrong, or an entry's last day is over.
+        SuiteListError: A list is wrong, or an entry has expired.
     """
     folders = dict.fromkeys(path if path.is_dir() else path.parent for path in paths)
     today = datetime.now(UTC).date()

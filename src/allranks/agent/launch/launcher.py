@@ -45,11 +45,11 @@ from allranks.protocol.tracebacks import headline
 _LINE_LIMIT = 1 << 16  # characters
 
 
-def run_launcher(session: pytest.Session, assignment: Assignment, *, prints_at_once: bool) -> NoReturn:
+def run_launcher(session: pytest.Session, assignment: Assignment, *, prints_live: bool) -> NoReturn:
     """Run as a launcher until the supervisor ends it. Never returns."""
     linux.adopt_orphans()
     query_gpus_in_forks()
-    context = AgentLaunchContext(session, assignment, prints_at_once=prints_at_once)
+    context = AgentLaunchContext(session, assignment, prints_live=prints_live)
     for item in filter(is_launcher, session.items):
         # Set on the base class, so that other test classes that fixtures use have it, too.
         base: Any = next(base for base in item.cls.__mro__ if "allranks_launcher" in vars(base))  # type: ignore[attr-defined]
@@ -68,11 +68,11 @@ class AgentLaunchContext:
         nodeid: The running test.
     """
 
-    def __init__(self, session: pytest.Session, assignment: Assignment, *, prints_at_once: bool) -> None:
+    def __init__(self, session: pytest.Session, assignment: Assignment, *, prints_live: bool) -> None:
         self.nodeid = ""
         self.limits = assignment.config.limits
         self.code: Path | None = session.config.rootpath
-        self.echo: Echo | None = self._forward_line if prints_at_once else None
+        self.echo: Echo | None = self._forward_line if prints_live else None
         self._items = {item.nodeid: item for item in filter(is_launcher, session.items)}
         self._config = assignment.config
         self._results = assignment.request.results

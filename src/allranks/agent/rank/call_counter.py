@@ -9,8 +9,8 @@ object collectives, coalesced and batched calls, FSDP and a group's own methods 
   to a call; a wrapped method adds 2 µs (torch 2.13). torch's own sequence number reveals those calls, see
   :attr:`allranks.agent.call_log.GroupCalls.unseen`.
 
-Only groups of the gang's own world are counted. A world created by a test, or by a thread of a threaded test case, has
-other ranks than the gang and ends with its test.
+Only groups of the gang's world are counted or, if the gang has none, those of a world of all its ranks that a test
+creates. Any other world, such as that of a threaded test case, has other ranks and ends with its test.
 """
 
 import functools
@@ -36,13 +36,13 @@ from allranks.agent.clock import monotonic_ns
 from allranks.agent.diagnose.unmatched_calls import format_ranks
 
 _POLLS = 3
-"""Number of consecutive negative results of a store after which a rank counts as polling."""
+"""Number of consecutive unsuccessful polls of a store after which a rank counts as waiting."""
 
 
 class Waits:
     """Tracks the waits of a rank, and writes the current one to the call log for the supervisor.
 
-    Calls are identified by their order among all calls of the rank; 0 stands for anything else that other ranks do.
+    A call is identified by its order among all calls of the rank; 0 is a wait outside of a call, such as for a store.
     """
 
     def __init__(self, log: CallLog) -> None:
@@ -58,7 +58,7 @@ class Waits:
     def current(self) -> Wait | None:
         """The current wait of the rank or its last failed one; None for none.
 
-        If the rank fails now, this may be the reason, whatever the message, and whatever happened to an exception.
+        If the rank fails now, this wait may be the cause, even if the test has caught the exception of the wait.
         """
         if self._failed is not None:
             return self._failed
@@ -68,24 +68,24 @@ class Waits:
         return Wait(0, _seconds_since(self._polls_since)) if self._polls >= _POLLS else None
 
     def begin(self, order: int, at: int) -> None:
-        """Start a call that waits for other ranks, or start to wait for it."""
+        """Note that a call that waits for other ranks has begun, or that the rank now waits for an earlier one."""
         self._newest = max(self._newest, order)
         self._began.pop(order, None)
         self._began[order] = at  # moved to the end, because the rank may now wait for an earlier call
         self._log.note_wait(Wait(order))
 
     def begin_other(self) -> None:
-        """Start to wait for something else that other ranks do, until :meth:`end_other`."""
+        """Note that the rank waits for other ranks outside of a call, until :meth:`end_other`."""
         self._others.append(0)
         self._log.note_wait(Wait())
 
     def end_other(self) -> None:
-        """End such a wait, successfully or not."""
+        """Note the end of a wait outside of a call, successful or not."""
         self._others.pop()
         self._show_current()
 
     def succeed(self, order: int) -> None:
-        """End a call, or a wait for a peer, successfully; earlier failures no longer count."""
+        """Note that a call, or a wait for a peer, has succeeded; failures before the call began no longer count."""
         self._began.pop(order, None)
         if order == 0 or order > self._newest_at_failure:
             self.forgive()
@@ -93,9 +93,9 @@ class Waits:
             self._show_current()
 
     def fail(self, order: int, began: int) -> Wait:
-        """End a call, or a wait for it, with a failure; return the failed wait that counts.
+        """Note that a call, or a wait for it, has failed; return the failed wait that counts.
 
-        After a wait in vain, calls may fail at once, because the group is broken: then the earlier wait counts.
+        After a long wait has failed, calls may fail at once, because the group is broken: then the long wait counts.
         """
         self._began.pop(order, None)
         wait = Wait(order, _seconds_since(began))
@@ -112,7 +112,7 @@ class Waits:
         self._show_current()
 
     def poll(self) -> None:
-        """Count a negative result of a store."""
+        """Count an unsuccessful poll of a store."""
         self._polls_since = self._polls_since if self._polls else monotonic_ns()
         self._polls += 1
         self._show_current()
@@ -152,7 +152,7 @@ MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "recv": ("recv", ("tensors", "srcRank", "tag")),
     "recv_anysource": ("recv", _ANY_SOURCE),
 }
-"""Methods, with the kind as which they are counted, and the names of their parameters."""
+"""Methods of messages, with the kind under which they are counted, and the names of their parameters."""
 
 
 class CountedGroup:
@@ -258,8 +258,8 @@ COLLECTIVES: Mapping[str, tuple[str, int]] = {
     )
     for method in methods.split()
 }
-"""Methods of torch 2.6 to 2.14 (no version has all), with the kind as which they are counted and the index of the
-argument whose shape is equal on all ranks. Variants of a collective have the same kind: a backend may pair them."""
+"""Methods of torch 2.6 to 2.14 (no version has all), with the kind under which they are counted and the index of the
+argument whose shape is equal on all ranks. Variants of a collective have the same kind: a backend may match them."""
 
 _ROOTED = frozenset({"broadcast", "gather", "reduce", "scatter"})
 """Collectives with a root, which is equal on all ranks; it is in the last argument, the options."""
@@ -270,7 +270,7 @@ _WAITS = (
     (torch._C.Future, "wait"),  # noqa: SLF001 - returned by Work.get_future and calls of RPC
     (torch._C.Future, "value"),  # noqa: SLF001
 )
-"""Methods that raise the error of a call."""
+"""Methods that wait for a call and raise its error."""
 
 _WAIT = "allranks_wait"
 """The attribute of an exception with the failed wait of the call that raised it."""
@@ -296,9 +296,10 @@ _MOST_EXCEPTIONS = 100
 _TORCH = Path(torch.__file__).parent
 _RPC = f"{_TORCH}/distributed/rpc/"
 _CALLERS = (f"{_TORCH}/distributed/", f"{_TORCH}/autograd/", f"{_TORCH}/_ops.py")
-"""Paths of code that calls collectives through C++: their exceptions end in the frame of this code."""
+"""Paths of code that calls collectives through C++: the tracebacks of their errors end in a frame of this code."""
 
 _UNMET: Any = object()
+"""Stands for the counters of a group that has not been used yet, and for the default group of no world."""
 
 _Method = Callable[..., Any]
 
@@ -308,7 +309,7 @@ class CallCounter:
 
     Args:
         log: The log for the calls.
-        own_world: Size of a world that the test creates itself, whose groups are counted; None if the gang has a world.
+        own_world: Number of ranks of a world that a test creates and that is counted; None if the gang has a world.
     """
 
     def __init__(self, log: CallLog, own_world: int | None = None) -> None:
@@ -359,7 +360,7 @@ class CallCounter:
         self._new_groups = self._log.open(NEW_GROUP, ())
 
     def wait_of_failure(self, error: BaseException) -> Wait | None:
-        """The current wait of the rank when it fails, after marking its exceptions."""
+        """Mark the exceptions of a failure, and return the rank's current wait."""
         self.mark(error)
         return self.waits.current
 
@@ -449,9 +450,9 @@ class CallCounter:
 
         Args:
             original: torch's method.
-            kind: The kind as which its calls are counted.
+            kind: The kind under which its calls are counted.
             index: Index of the argument whose first tensor describes the call.
-            names: Parameter names of a message: tensors, peer, tag; without a peer for any source.
+            names: Parameter names of a message: tensors, peer (unless it may be any), tag; empty for a collective.
         """
 
         def call(group: distributed.ProcessGroup, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
@@ -566,7 +567,7 @@ class CallCounter:
         return wait
 
     def _waiting(self, original: _Method) -> _Method:
-        """Wrap a function that waits for something else that other ranks do."""
+        """Wrap a function that waits for other ranks outside of a call, such as a method of a store."""
 
         def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
@@ -645,11 +646,11 @@ class CallCounter:
         return before[2] != result
 
     def _note_failure(self, error: BaseException, order: int, began: int) -> None:
-        """End a call, or a wait for one, with a failure, and mark its exception."""
+        """Note that a call, or a wait for one, has failed, and mark its exception."""
         setattr(error, _WAIT, self.waits.fail(order, began))
 
     def _note_success(self, call: "_Begun | None") -> None:
-        """End a call, or something else that other ranks do, successfully."""
+        """Note that a call, or a wait outside of a call, has succeeded."""
         if call is None or call.has_peers:
             self.waits.succeed(0 if call is None else call.order)
 
@@ -678,14 +679,14 @@ class _Begun(NamedTuple):
 
 
 def _is_private(store: object) -> bool:
-    """Whether a store is only in this process."""
+    """Whether a store exists only in this process."""
     while isinstance(store, distributed.PrefixStore):  # type: ignore[attr-defined]
         store = store.underlying_store
     return isinstance(store, distributed.HashStore)  # type: ignore[attr-defined]
 
 
 def wait_of(error: BaseException) -> Wait | None:
-    """The failed wait of the call that raised an exception; None if it is not known to be from torch.distributed."""
+    """The failed wait of the call that raised an exception; None if no such call is known."""
     wait = getattr(error, _WAIT, None)
     return wait if isinstance(wait, Wait) else None
 
@@ -712,7 +713,7 @@ def wrap(owner: object, name: str, wrapper: Callable[[_Method], _Method]) -> Non
         return
     method = cast("FunctionType", wrapper(original))
     functools.update_wrapper(method, original)
-    # pybind11 takes a Python function for the override of a subclass and calls it again, unless the calling frame has
+    # pybind11 would call this Python function again, as if a subclass overrode the method, unless the calling frame has
     # the name of the method and the same first argument.
     method.__code__ = method.__code__.replace(co_name=name)
     setattr(owner, name, method)

@@ -31,7 +31,7 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 
 
 class Measurement:
-    """Runs pytest-cov in a job, if the user requested it."""
+    """Sets the paths of pytest-cov in a job, if the user requested a measurement."""
 
     def __init__(self, config: AgentConfig, folders: Folders) -> None:
         self._config = config
@@ -50,7 +50,7 @@ class Measurement:
         os.environ["COVERAGE_FILE"] = str(self._folder / DATA)
 
     def redirect(self, config: pytest.Config) -> None:
-        """Redirect reports into the results folder."""
+        """Redirect reports to the results folder, and add the data of an earlier attempt."""
         if (plugin := _plugin(config)) is None:
             return
         if plugin.options.cov_fail_under and (why := self._why_partial()):
@@ -74,7 +74,7 @@ class Measurement:
             return "a job on several nodes, each of which measures only its own ranks"
         return ""
 
-    def verdict(self, session: pytest.Session, bad_tests: int) -> str:
+    def finish(self, session: pytest.Session, bad_tests: int) -> str:
         """Save the terminal report; return a message if coverage is too low, else an empty string.
 
         If coverage is too low, pytest-cov adds one failure to those of the tests.

@@ -1,7 +1,8 @@
-"""A debugger in one rank, on the terminal of the run; in other ranks, ``breakpoint()`` is an error with a remedy.
+"""A debugger in one rank, on the terminal of the run; the other ranks ignore ``breakpoint()``.
 
-A rank has a session of its own, so the terminal does not control it: the rank opens the terminal by its path, and
-Ctrl-C still goes to the run. While the debugger waits for a command, the gang's time limits are paused.
+If no rank has the debugger, ``breakpoint()`` is an error with a remedy. A rank has its own session, so the terminal
+does not control it: the rank opens the terminal by its path, and Ctrl-C still interrupts the run. While the debugger
+waits for a command, the gang's time limits are paused.
 """
 
 import bdb
@@ -30,7 +31,7 @@ class NoTerminalError(RuntimeError):
 
 
 def install(config: AgentConfig) -> None:
-    """Replace ``breakpoint()`` and ``pdb.set_trace()`` by :func:`break_here`, in this process and its forks."""
+    """Replace ``breakpoint()`` and ``pdb.set_trace()`` with :func:`break_here`, in this process and its forks."""
     _debugging.rank, _debugging.terminal = config.pdb_rank, config.pdb_terminal
     # `breakpoint()` calls pdb.set_trace, unless PYTHONBREAKPOINT names another function.
     pdb.set_trace = break_here

@@ -1,13 +1,14 @@
 """Side effects of importing a suite: threads, pools, log handlers, and modules that ranks import late.
 
-A Python thread was started by the suite itself and would be missing in all forks, so its ranks run in new processes. A
-native thread belongs to the pool of a library. Such libraries handle forks themselves (OpenMP, OpenBLAS, gRPC), so it
-is only a notice.
+A fork lacks the threads of its parent. If importing a suite starts a Python thread, its ranks therefore run in new
+processes. A native thread belongs to the pool of a library that handles forks itself (OpenMP, OpenBLAS, gRPC), so it
+only causes a notice.
 With ``OMP_NUM_THREADS=1`` and ``OPENBLAS_NUM_THREADS=1``, which the agent sets, torch 2.13, NumPy 2.4, Hypothesis,
 pytest and its plugins start no thread during import.
 
 The first ``torch.testing.assert_close`` in a process imports 500 modules, and the first optimizer another package. Each
-takes about 1 s (torch 2.13), in all ranks of all gangs. Seeding a rank imports ``numpy.random``, which takes 14 ms.
+takes about 1 s (torch 2.13). Seeding a rank imports ``numpy.random``, which takes 14 ms. Once a rank has imported such
+modules, they are preloaded for the ranks of later gangs.
 """
 
 import contextlib
@@ -73,7 +74,7 @@ def end_pools() -> None:
 def redirect_handlers(captured: Sequence[TextIO], real: Sequence[TextIO]) -> None:
     """Redirect log handlers from pytest's capture to the process's own streams.
 
-    A handler keeps the stream with which it was created. If this happened during import, the stream is closed when the
+    A handler keeps the stream with which it was created. If it was created during import, its stream is closed when the
     capture ends, and each log message would print a traceback.
     """
     for handler in _stream_handlers():
@@ -123,7 +124,7 @@ class ImportWatch:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import those modules that are safe to fork; a rank that needs one that fails gets the error."""
+    """Import the modules that are safe to fork. Ignores errors: a rank that needs the module gets the error again."""
     for name in names:
         if name not in sys.modules and name.partition(".")[0] in _FORK_SAFE_PACKAGES:
             with contextlib.suppress(Exception):

@@ -98,7 +98,7 @@ def plugin_limit(item: pytest.Item) -> TimeLimit | None:
 
 
 def _launcher_options(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
-    """The options of a multi-process test: it shares a launcher if it starts no processes, or its class keeps them."""
+    """The options of a multi-process test: it shares a launcher if it starts no process, or its class keeps ranks."""
     is_skipped, group = _is_skipped(item), _test_group(item, config)
     key: tuple[str, ...] = (str(index),)
     if getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False):
@@ -167,7 +167,7 @@ def _test_group(item: pytest.Item, config: AgentConfig) -> str:
 
 
 def matches(nodeid: str, pattern: str) -> bool:
-    """Whether a pattern matches a test, its class, its file or a folder above, by the end of the path."""
+    """Whether a pattern matches a test, its class, its file or a folder above; it may omit leading folders."""
     file, _, test = nodeid.partition("::")
     file_pattern, _, test_pattern = pattern.partition("::")
     paths = (file, *map(str, PurePosixPath(file).parents))

@@ -233,7 +233,8 @@ class _Rank:
             return self._conclude()
         self._last_item = item
         self._enter_folder(item.path)
-        following = _next_item(self._items, command.index, command.following)
+        _renew(item)
+        next_item = _next_item(self._items, command.index, command.following)
         os.environ["ALLRANKS_SEED"] = str(command.seed)
         item.config.stash[INSTRUCTIONS] = command.instructions
         if not self._assignment.config.launches_ranks:  # without peers there is no seed, as under plain pytest
@@ -241,7 +242,7 @@ class _Rank:
         self._disk_use.begin()
         child_observer.begin_test()
         try:
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
             # pytest reports nothing and ends its session after these; a rank ends its session only on command.
             self._add_phase(session_aborted(error), error)
@@ -257,7 +258,7 @@ class _Rank:
         return replace(self._conclude(), unchecked_children=unchecked, cold_starts=cold_starts)
 
     def _children(self) -> Sequence[ChildProcess]:
-        """The processes that the test has started and that failed."""
+        """The failed processes that the test has started."""
         child_observer.note_ends()
         return read_children(self._children_folder, self._inherited_rank) if child_observer.has_events() else ()
 
@@ -290,7 +291,7 @@ class _Rank:
         return (*messages[:_MOST_CHILDREN], *more)
 
     def _with_children(self, phase: Phase, error: BaseException | None) -> Phase:
-        """Add the child processes that failed to a failed phase, starting with the primary failure."""
+        """Add the failed child processes to the message and text of a bad phase, starting with the primary failure."""
         children = self._children()
         if is_from_a_worker(error):
             workers = workers_that_raised(self._children_folder, self._inherited_rank)
@@ -438,11 +439,11 @@ class _Rank:
         error = self._errors.pop(report.when, None)
         phase = phase_of(report, error, monotonic() - self._phase_began)
         if phase.outcome.is_bad:
-            phase = self._with_children(phase, error)
-        phase = with_remedy(phase, error, has_group=self._assignment.request.url is not None)
-        if self._assignment.request.url is not None and phase.outcome.is_bad:
-            message = with_group_limit(phase.message, self._assignment.config.limits.limit("process_group"))
-            phase = replace(phase, message=message)
+            has_group = self._assignment.request.url is not None
+            phase = with_remedy(self._with_children(phase, error), error, has_group=has_group)
+            if has_group:
+                message = with_group_limit(phase.message, self._assignment.config.limits.limit("process_group"))
+                phase = replace(phase, message=message)
         self._add_phase(phase, error)
 
 
@@ -513,13 +514,12 @@ def _next_item(items: Mapping[int, pytest.Item], index: int, following: int | No
 
     Before a repetition of a test, this is a copy: for the same item, pytest would also keep function-scoped fixtures.
     """
-    _renew(items.get(index))
     item = None if following is None else items.get(following)
     return copy(item) if following == index and item is not None else item
 
 
-def _renew(item: pytest.Item | None) -> None:
-    """Give a method that has run before a new instance of its class; pytest creates only one, during collection."""
+def _renew(item: pytest.Item) -> None:
+    """If a test method has already run, give it a new instance of its class; pytest creates only one instance."""
     has_run = getattr(item, "_request", None) is False
     if has_run and isinstance(item, pytest.Function) and type(item.parent) is pytest.Class:
         instance = item.instance

@@ -122,9 +122,9 @@ def send(message: Message) -> None:
 
 
 def end_fork(*, is_bad: bool, text: Callable[[], str]) -> None:
-    """End this process if it is a test's fork that has returned from the test, as only the rank itself may do.
+    """End this process if it is a fork that the test created: only the rank itself may continue after the test.
 
-    It exits with the outcome of the test, because the rank may wait for its exit status.
+    The exit status is 1 if the outcome is bad, because the rank may check it.
     """
     if getpid() != _rank.pid:
         if is_bad:
@@ -189,8 +189,8 @@ def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:
 
 
 ADOPTION_TIMEOUT = 60.0
-"""Seconds until the parent has adopted the rank, which happens when the intermediate process that forked it ends: on a
-busy host, this may take more than 5 s."""
+"""Maximum seconds until the parent adopts the rank, which happens when the intermediate process that forked the rank
+ends: on a busy host, this may take more than 5 s."""
 
 
 def run_in_fork(work: Callable[[], int], parent: int, *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
@@ -213,8 +213,17 @@ def run_in_fork(work: Callable[[], int], parent: int, *, stacks: Path, environme
         leave(status)
 
 
+def write_stacks_to(path: Path) -> BinaryIO:
+    """Make this process append its stacks to a file when it gets the signal for this, or crashes; returns the file."""
+    file = os.fdopen(evidence.open_end(path), "ab")
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    # Not to standard error: its pipe is small, and the stacks are needed separately.
+    faulthandler.enable(file=file, all_threads=True)
+    return file
+
+
 def bind_to_parent(parent: int) -> None:
-    """Make this fork die with its parent, unless it already does."""
+    """Make this fork die with its parent, which may trace it, and before its parent when memory runs out; only once."""
     if linux.death_signal():
         return
     _die_with(parent)
@@ -247,11 +256,7 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
     os.close(devnull)
-    file = os.fdopen(evidence.open_end(stacks), "ab")
-    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-    # Not to standard error, whose pipe is small, and because the stacks are needed separately.
-    faulthandler.enable(file=file, all_threads=True)
-    _rank.stacks = file
+    _rank.stacks = write_stacks_to(stacks)
     os.environ.update(environment)
     show_marks(environment)
     gc.enable()

@@ -258,9 +258,9 @@ _REMEDY_NOT_MADE: Final = (
 
 
 def with_remedy(phase: Phase, error: BaseException | None, *, has_group: bool) -> Phase:
-    """Add the marker and the key that matter to an error about the default process group, and cut torch's source."""
+    """If a bad phase is about the default process group, add the marker and key that control it; cut torch's source."""
     part, remedy = (_MADE_TWICE, _REMEDY_MADE_TWICE) if has_group else (_NOT_MADE, _REMEDY_NOT_MADE)
-    if not phase.outcome.is_bad or part not in phase.message or not isinstance(error, Exception):
+    if part not in phase.message or not isinstance(error, Exception):
         return phase
     message = shorten(f"{phase.message.rstrip('.!')}. {remedy}", MESSAGE_LIMIT)
     text = pytest.ExceptionInfo.from_exception(error).getrepr(style="short")  # torch's docstring has 100 lines
@@ -276,7 +276,7 @@ class Subtests:
         self._reason = ""
 
     def take(self, report: pytest.TestReport) -> bool:
-        """Count the report if it is a subtest's; return True if that did not fail."""
+        """Count the report if it is a subtest's; return True for a subtest that did not fail."""
         if type(report).__name__ not in ("SubtestReport", "SubTestReport"):
             return False
         self._number += 1

@@ -58,16 +58,16 @@ class ScriptFolders:
             self._known.add(full)
             name = full.partition(".")[0]
             folder = _folder_of(sys.modules.get(name))
-            if folder in self._folders and name != "conftest":  # pytest itself distinguishes these
+            if folder in self._folders and name != "conftest":  # pytest itself distinguishes conftest files
                 self._modules.setdefault(name, {}).setdefault(folder, {})[full] = sys.modules[full]
-        # The module that a class names is expected to be in sys.modules.
+        # Code such as pickle looks up the module of a class in sys.modules.
         for by_folder in self._modules.values():
             for modules in by_folder.values():
                 for full, module in modules.items():
                     sys.modules.setdefault(full, module)
 
     def find_conflicts(self) -> None:
-        """Find folders that have a module of the same name as another folder: tests have to enter these folders."""
+        """Find the folders with a module that has the same name as one in another folder, for :meth:`has_conflict`."""
         holders: dict[str, set[Path]] = {}
         for folder in self._folders:
             for name in _names(folder):
@@ -105,7 +105,7 @@ _MAIN = re.compile(rb"^if __name__ == ['\"]__main__['\"]", re.MULTILINE)
 
 
 def _folders(file: Path) -> tuple[Path, ...]:
-    """The folders that a test file needs on ``sys.path``: its own, and that of its outermost package."""
+    """The folders that a test file needs on ``sys.path``: its own, and the one that contains its outermost package."""
     root = file.parent
     while (root / _INIT).is_file():
         root = root.parent

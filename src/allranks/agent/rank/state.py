@@ -465,7 +465,7 @@ class InitialState(MetaPathFinder):
         self._summary = None
 
     def restore(self) -> tuple[list[str], list[str]]:
-        """Restore the state that a test has changed; return the names of restored parts, and of changed ones."""
+        """Restore what a test has changed; return the names of restored parts, and of those that may still differ."""
         if _summary() == self._summary:
             return [], []
         changed = list(_differences(self._base, _read()))
@@ -479,7 +479,7 @@ class InitialState(MetaPathFinder):
 
 
 class UnusedState:
-    """The state of a gang that runs one test, which is not read: that would copy the memory of all modules."""
+    """Replaces InitialState in a gang that runs one test: reading the state would copy the memory of all modules."""
 
     def extending(self) -> AbstractContextManager[None]:
         return nullcontext()

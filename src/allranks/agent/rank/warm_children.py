@@ -5,8 +5,8 @@ Such a process is normally a new interpreter, which has to import torch again. I
 and forks each process. The rank is the parent, as with ``spawn``. The server starts when it is first needed.
 
 A process gets its environment, working directory and descriptors from its request. The rest (limits, signals, and what
-packages did with variables during import) comes from the server. If the rank's differ, the server is replaced. This
-happens at most once per test, because a test may set a different variable for each process.
+packages did with variables during import) comes from the server. If these differ in the rank, the server is replaced,
+but at most once per test, because a test may set a different variable for each process.
 """
 
 import ctypes
@@ -210,7 +210,7 @@ def _environment() -> dict[str, str]:
 
 
 def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """The attributes of this thread that a process would inherit from the server instead of its request, by name."""
+    """The attributes of this thread that a process would get from the server, not from its request, by name."""
     lines = Path("/proc/thread-self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return {
@@ -250,7 +250,7 @@ def _installed_modules(code: Path, tests: Sequence[str]) -> dict[str, str]:
 
 
 def _names_in(module: ModuleType) -> Iterator[str]:
-    """The names of the modules in the namespace of a module, and of the modules of all its other values."""
+    """The names of the modules in the namespace of a module, and of those that define its other values."""
     for value in [*vars(module).values()]:
         with suppress(Exception):  # this may run arbitrary code
             name = value.__name__ if isinstance(value, ModuleType) else value.__module__
