@@ -282,7 +282,7 @@ class ServerPlugin:
         if names:
             text = (
                 f"{cause} starts {_named_threads(names)}, which ranks, as forks of this process, do not have. If a "
-                "test needs that, start it in a fixture."
+                "test needs such a thread, start it in a fixture."
             )
             self._supervisor.write(Notice(nodeid=nodeid, text=text, kind="threads"))
 

@@ -91,7 +91,7 @@ class AgentLaunchContext:
 
     @contextmanager
     def results(self) -> Iterator[Path]:
-        forget_rank()
+        forget_rank()  # this process is none of the ranks that the test starts
         yield self._results
 
     def show_output(self, outputs: Mapping[int, Output]) -> None:

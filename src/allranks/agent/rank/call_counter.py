@@ -42,7 +42,7 @@ _POLLS = 3
 class Waits:
     """Tracks the waits of a rank, and writes the current one to the call log for the supervisor.
 
-    A call is identified by its order among all calls of the rank; 0 is a wait outside of a call, such as for a store.
+    A call is identified by its order among all calls of the rank; 0 is a wait for something else, such as a store.
     """
 
     def __init__(self, log: CallLog) -> None:
@@ -75,12 +75,12 @@ class Waits:
         self._log.note_wait(Wait(order))
 
     def begin_other(self) -> None:
-        """Note that the rank waits for other ranks outside of a call, until :meth:`end_other`."""
+        """Note that the rank waits for something other than a call, such as a store, until :meth:`end_other`."""
         self._others.append(0)
         self._log.note_wait(Wait())
 
     def end_other(self) -> None:
-        """Note the end of a wait outside of a call, successful or not."""
+        """Note the end of such a wait, successful or not."""
         self._others.pop()
         self._show_current()
 
@@ -567,7 +567,7 @@ class CallCounter:
         return wait
 
     def _waiting(self, original: _Method) -> _Method:
-        """Wrap a function that waits for other ranks outside of a call, such as a method of a store."""
+        """Wrap a function that waits for something other than a call, such as a method of a store."""
 
         def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
@@ -650,7 +650,7 @@ class CallCounter:
         setattr(error, _WAIT, self.waits.fail(order, began))
 
     def _note_success(self, call: "_Begun | None") -> None:
-        """Note that a call, or a wait outside of a call, has succeeded."""
+        """Note that a call, or (for None) a wait for something else, has succeeded."""
         if call is None or call.has_peers:
             self.waits.succeed(0 if call is None else call.order)
 
