@@ -224,8 +224,11 @@ class LaunchedRanks(LocalRanks):
         stacks: Mapping[int, StackFile],
         code: Path | None,
     ) -> None:
-        super().__init__(processes, results, self._left_behind, stacks=stacks, mark=mark, code=code)
-        self._own_mark = mark
+        def left_behind(pids: Collection[int]) -> Collection[int]:
+            """Processes that the ranks left behind; not other children of this process, which the test has started."""
+            return [pid for pid in linux.children() - set(pids) if mark.covers(pid, pids)]
+
+        super().__init__(processes, results, left_behind, stacks=stacks, mark=mark, code=code)
         self.nodeid = ""
         self.expects_exit: ExpectsExit = expect_no_exit
         self.expected_exits: dict[int, int] = {}  # the exit status of each rank that exited as expected
@@ -268,10 +271,6 @@ class LaunchedRanks(LocalRanks):
             return False
         self.expected_exits[rank_exit.rank] = rank_exit.status
         return True
-
-    def _left_behind(self, pids: Collection[int]) -> Collection[int]:
-        """Processes that the ranks left behind; not other children of this process, which the test itself started."""
-        return [pid for pid in linux.children() - set(pids) if self._own_mark.covers(pid, pids)]
 
 
 class _LaunchedGang(Gang):

@@ -395,7 +395,7 @@ class _Rank:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        """Keep the changes of a fixture with a wider scope until its tear-down."""
+        """Keep the changes of a fixture with a wider scope until its teardown."""
         if fixturedef.scope == "function":
             return (yield)
         with self._initial_state.extending():

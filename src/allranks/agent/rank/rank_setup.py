@@ -1,4 +1,4 @@
-"""The set-up of a forked process that runs tests, its random seeds, its output, and its announced exit.
+"""The setup of a forked process that runs tests, its random seeds, its output, and its announced exit.
 
 ``os._exit`` is replaced before the suite is imported, so that the main thread of a rank announces its exit status.
 Exits by other threads, C code or processes that a test forked are not announced.
@@ -178,7 +178,7 @@ def is_failure(error: BaseException | None) -> bool:
 
 
 def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:
-    """Whether a stack or a traceback contains a tear-down or clean-up of unittest.
+    """Whether a stack or a traceback contains a teardown or cleanup of unittest.
 
     For pytest these belong to the call, but the test itself has ended and may have failed, so an exit is no skip.
     """

@@ -457,7 +457,7 @@ class InitialState(MetaPathFinder):
             self._summary = None
 
     def accept_restored(self) -> None:
-        """Add values that a fixture with a wider scope has restored to the base state, after its tear-down."""
+        """Update the base state with the values that a fixture with a wider scope has restored in its teardown."""
         now = _read()
         for name in _differences(self._base, now):
             if any(now.get(name) == before for before in self._before.get(name, ())):
