@@ -269,11 +269,16 @@ def test_an_exception_that_a_program_only_prints_is_not_its_end(tmp_path):
     assert read_children(tmp_path / "events", None) == []
 
 
+DIVISION = "raised ZeroDivisionError: division by zero at <string>:1"
+
+
 @pytest.mark.parametrize(
     ("code", "ending"),
     [
-        ("1 / 0", "raised ZeroDivisionError: division by zero at <string>:1"),
+        ("1 / 0", DIVISION),
         ("exec('f(:')", "raised SyntaxError: invalid syntax at <string>:1"),
+        # Like torch.distributed.init_process_group:
+        ("import sys; hook = sys.excepthook; sys.excepthook = lambda *args: hook(*args); 1 / 0", DIVISION),
     ],
 )
 def test_an_observed_program_fails_as_without_the_observer(tmp_path, code, ending):

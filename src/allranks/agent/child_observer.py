@@ -301,7 +301,8 @@ def _rank() -> int | None:
 
 def _with_note(hook: Callable[..., None]) -> Callable[..., None]:
     def noting(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if sys._getframe().f_back is None:  # noqa: SLF001 - the interpreter itself calls it, as it ends
+        # The interpreter sets this before it calls the hook, even if another hook, such as torch's, wraps this one.
+        if getattr(sys, "last_value", None) is error:
             _note_left(error)
         hook(kind, error, trace)
 
