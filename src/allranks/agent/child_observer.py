@@ -76,6 +76,9 @@ _TORCH_SPAWN: Final = "torch.multiprocessing.spawn"
 _STARTERS: Final = frozenset({__name__, "multiprocessing.process", _TORCH_SPAWN, *dict(_PASSED_ON)})
 """Modules whose frames precede those of a process's own function in a traceback."""
 
+_STARTED: Final = 19
+"""Index of the start time in ``/proc/self/stat`` after the name (proc(5): field 22), in clock ticks since the boot."""
+
 _clock, _getpid, _getppid, _waitid = time.clock_gettime, os.getpid, os.getppid, os.waitid
 _mkdir, _open, _put, _close = os.mkdir, os.open, os.write, os.close
 """Bound now, because a test may replace them."""
@@ -96,6 +99,7 @@ class _Process:
         self.started: list[ref[Any]] = []
         self.ended: set[int] = set()  # processes whose end has been written
         self.unwaited: set[int] = set()  # those of them that have not been reaped
+        self.size_kept = 0  # bytes of its events of earlier tests
         self.size_before = 0  # bytes of its events when the test began
         self.ranks: set[int] = set()  # child processes that are reported in another way
 
@@ -177,11 +181,22 @@ def begin_test() -> None:
     _note_started()
     _process.started.clear()
     _process.ended &= _process.unwaited  # the kernel may reuse the process id of a reaped process
-    if not has_events():  # most tests start no process
-        return
+    own = f"{_process.folder}/{_getpid()}"
+    if has_events():
+        _forget_the_dead(own)
+        _process.size_kept = _size(own)
+    else:  # most tests start no process
+        try:  # noqa: SIM105 - see observe
+            os.truncate(own, _process.size_kept)
+        except OSError:
+            pass
+    _write("BeganTest", pid=_getpid())
+    _process.size_before = _size(own)
+
+
+def _forget_the_dead(own: str) -> None:
     import json  # noqa: PLC0415 - see _write
 
-    own = f"{_process.folder}/{_getpid()}"
     try:
         events = [(json.loads(line)[1]["pid"], line) for line in _read(own).splitlines()]
         for entry in os.scandir(_process.folder):
@@ -191,8 +206,6 @@ def begin_test() -> None:
             file.writelines(f"{line}\n" for pid, line in events if pid != _process.pid and _lives(pid))
     except (OSError, ValueError, LookupError, TypeError):  # a test may have changed anything there
         pass
-    _write("BeganTest", pid=_getpid())
-    _process.size_before = _size(own)
 
 
 def has_events() -> bool:
@@ -228,7 +241,17 @@ def _begin_fork() -> None:
 def note_begin() -> None:
     """Write that this process has begun."""
     _process.has_begun = True
-    _write("Began", pid=_getpid(), parent=_getppid(), rank=_rank())
+    _write("Began", pid=_getpid(), parent=_getppid(), rank=_rank(), at=_start())
+
+
+def _start() -> float:
+    """When this process was started, or up to a tick later; a program writes its first event long after that."""
+    since_boot, now = _clock(time.CLOCK_BOOTTIME), _clock(time.CLOCK_MONOTONIC)  # in this order, so never too early
+    try:
+        ticks = int(_read("/proc/self/stat").rpartition(")")[2].split()[_STARTED])
+    except (ValueError, IndexError):
+        return now
+    return min(now, now - since_boot + (ticks + 1) / os.sysconf("SC_CLK_TCK"))
 
 
 def _write(kind: str, **fields: object) -> None:

@@ -353,6 +353,13 @@ SUITE = """
     def test_next():
         server.left.act()
 
+    def test_leaves_a_program_that_crashes():
+        code = "import os, sys; sys.stdin.read(); os.abort()"
+        server.program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+
+    def test_next_of_a_program():
+        server.program.communicate()
+
     def test_leaves_one_that_fails():
         server.left = Left(helpers.fail_later)
 
@@ -486,6 +493,7 @@ def test_a_crash_makes_a_test_that_passed_an_error(suite, test, number):
         ),
         *((f"test_rank_that_it_has_set_itself[{m}]", "child process (rank 5) was killed by SIGKILL") for m in METHODS),
         ("test_next", "child process ForkProcess-N of an earlier test was killed by SIGSEGV"),
+        ("test_next_of_a_program", "a child process of an earlier test was killed by SIGABRT"),
         ("test_of_a_program", f"child process (rank 7) raised ValueError: boom at suite/helpers.py:{LINE}"),
         ("test_exits[1]", "a child process ended with exit status 1"),
     ],
@@ -535,6 +543,7 @@ def test_a_notice_lists_at_most_five_processes(suite):
         "test_server_works",
         *(f"test_pool[{kind}]" for kind in ("executor", "pool")),
         "test_leaves_one_that_crashes",
+        "test_leaves_a_program_that_crashes",
         "test_leaves_one_that_fails",
         "test_after_one_that_was_stopped",
         "test_exits[0]",
