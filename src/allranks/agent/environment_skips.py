@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
+import unittest
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -121,6 +122,18 @@ def _marking(decorator: Callable[..., Any]) -> Callable[..., Any]:
 
     marking.allranks_marks_reasons = True  # type: ignore[attr-defined]
     return marking
+
+
+class SandcastleSkipper:
+    """A plugin that skips tests outside of a ``TestCase``, where pytest ignores the marks of sandcastle decorators."""
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Skip a test function or a method of a plain class with such a mark."""
+        if not isinstance(item, pytest.Function) or (item.cls and issubclass(item.cls, unittest.TestCase)):
+            return
+        for marked in (item.obj, item.cls):
+            if isinstance(reason := getattr(marked, "__unittest_skip_why__", None), SandcastleReason):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 _FOR_DEVICES = "instantiate_device_type_tests"

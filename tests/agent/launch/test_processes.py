@@ -240,6 +240,15 @@ ZOO = {
 
     def test_of_ranks(rank):
         assert dist.get_world_size() == 2
+
+    @skip_but_pass_in_sandcastle("no NCCL here")
+    def test_of_ranks_that_lack_something():
+        assert False
+
+    @skip_but_pass_in_sandcastle_if(True, "no NCCL here")
+    class TestPlain:
+        def test_in_a_plain_class(self):
+            assert False
 """,
 }
 
@@ -285,6 +294,8 @@ def zoo(run_once):
         ("test_starts_no_rank", ("failed", "aborted")),
         ("test_runs_in_the_launching_process", ("passed", "passed")),
         ("test_of_ranks", ("passed", "passed")),
+        ("test_of_ranks_that_lack_something", ("skipped", "skipped")),
+        ("test_in_a_plain_class", ("skipped", "skipped")),
     ],
 )
 def test_each_rank_has_its_own_outcome(zoo, test, outcomes):
@@ -340,6 +351,8 @@ def test_a_hanging_rank_is_found_where_it_is(zoo):
         ("test_is_skipped_by_its_author", "plain", "the author says so"),
         ("test_lacks_something", "environment", "no NCCL here"),
         ("test_lacks_something_if", "environment", "no NCCL here"),
+        ("test_of_ranks_that_lack_something", "environment", "no NCCL here"),
+        ("test_in_a_plain_class", "environment", "no NCCL here"),
     ],
 )
 def test_a_skip_keeps_its_kind_and_reason(zoo, test, kind, reason):

@@ -46,7 +46,7 @@ from allranks.agent.collect.pytest_options import (
 )
 from allranks.agent.collect.selection import shuffled, take_shard
 from allranks.agent.collect.suite_lists import SuiteListError, disable, expect_failures
-from allranks.agent.environment_skips import DeviceFileSkipper, watch_for_sandcastle_skips
+from allranks.agent.environment_skips import DeviceFileSkipper, SandcastleSkipper, watch_for_sandcastle_skips
 from allranks.agent.gpus import cuda_in_this_process, missing_hardware
 from allranks.agent.job_plugins import functions
 from allranks.agent.launch.adapt import adapt_collected, adapt_torch_cases
@@ -168,6 +168,7 @@ class ServerPlugin:
         for configure in functions(self._config, "configure"):
             configure(config)
         config.pluginmanager.register(DeviceFileSkipper(self._skipped))
+        config.pluginmanager.register(SandcastleSkipper())
         config.stash[FOLDERS] = self._script_folders
         for text in disable_reports(config):
             self._supervisor.write(Notice(text=text, kind="pytest"))
