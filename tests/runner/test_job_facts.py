@@ -216,8 +216,8 @@ def test_a_job_is_done_unless_it_was_interrupted():
 def test_processes_that_were_left_behind_are_notes():
     left = [LeftBehind(nodeid="t::a", rank=rank, pid=7, command="sleep 9") for rank in (1, None)]
     assert facts(*left).notes == (
-        "t::a left a process of rank 1 running; allranks killed it: sleep 9",
-        "t::a left a process of a rank running; allranks killed it: sleep 9",
+        "after t::a, a process of rank 1 was still running; allranks killed it: sleep 9",
+        "after t::a, a process of a rank was still running; allranks killed it: sleep 9",
     )
 
 

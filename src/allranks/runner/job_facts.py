@@ -234,7 +234,8 @@ def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
     for left in found[:_LEFT_SHOWN]:
         rank = "a rank" if left.rank is None else f"rank {left.rank}"
         command = clipped(left.command, 200)
-        notes.append(f"{left.nodeid} left a process of {rank} running; allranks killed it: {command}")
+        # In a kept gang, an earlier test may have started it.
+        notes.append(f"after {left.nodeid}, a process of {rank} was still running; allranks killed it: {command}")
     rest = len(found) - len(notes)
     return [*notes, f"{rest} more processes were left behind and killed"] if rest else notes
 

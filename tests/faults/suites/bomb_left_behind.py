@@ -13,7 +13,7 @@ FAULT = {
     "verdict": ("passed", ""),
     "ranks": ["passed", "passed"],
     "exit_code": 0,
-    "prints": ["left a process of"],
+    "prints": ["was still running; allranks killed it"],
     "seconds": 20,
 }
 
