@@ -269,6 +269,30 @@ def test_an_exception_that_a_program_only_prints_is_not_its_end(tmp_path):
     assert read_children(tmp_path / "events", None) == []
 
 
+ONE_FAILS_AFTER_ITS_PEER_DIED = """
+import os, signal
+reader, writer = os.pipe()
+pids = [os.fork()]
+if not pids[0]:
+    os.close(writer)
+    os.read(reader, 1)  # until the other has died
+    1 / 0
+pids.append(os.fork())
+if not pids[1]:
+    os.kill(os.getpid(), signal.SIGKILL)
+os.close(writer)
+for pid in pids:
+    os.waitpid(pid, 0)
+"""
+
+
+def test_a_process_that_died_leads_although_its_parent_waited_for_another_one_first(tmp_path):
+    assert run(tmp_path, ONE_FAILS_AFTER_ITS_PEER_DIED, observed=True).returncode == 0
+    children = read_children(tmp_path / "events", None)
+    assert len(children) == 2
+    assert primary(children).ending(Path()) == "was killed by SIGKILL"
+
+
 DIVISION = "raised ZeroDivisionError: division by zero at <string>:1"
 
 

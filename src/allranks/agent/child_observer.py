@@ -7,6 +7,7 @@ its events to its own file in the folder :data:`FOLDER`, for :mod:`allranks.agen
 - ``Began``: this process is a Python program, or a fork of one;
 - ``Replaced``: this process is about to execute another program;
 - ``Ranked``: this process set the environment variable with its rank;
+- ``FoundDead``: a process of the same parent had died before this one ends, and the parent may notice it later;
 - ``Left``: this process ends with an exception, or an exit status other than 0;
 - ``PassedOn``: this worker of a pool sent an exception to the process that submitted the task, and continues;
 - ``Signaled``: this process sent a signal to a process;
@@ -76,8 +77,12 @@ _TORCH_SPAWN: Final = "torch.multiprocessing.spawn"
 _STARTERS: Final = frozenset({__name__, "multiprocessing.process", _TORCH_SPAWN, *dict(_PASSED_ON)})
 """Modules whose frames precede those of a process's own function in a traceback."""
 
+_FLAGS: Final = 6
 _STARTED: Final = 19
-"""Index of the start time in ``/proc/self/stat`` after the name (proc(5): field 22), in clock ticks since the boot."""
+"""Indices in ``/proc/pid/stat`` after the name (proc(5): fields 9 and 22); a start is in clock ticks since the boot."""
+
+_EXITING: Final = 0x4
+"""The kernel's flag of a process that is exiting (``PF_EXITING``)."""
 
 _clock, _getpid, _getppid, _waitid = time.clock_gettime, os.getpid, os.getppid, os.waitid
 _mkdir, _open, _put, _close = os.mkdir, os.open, os.write, os.close
@@ -248,7 +253,7 @@ def _start() -> float:
     """When this process was started, or up to a tick later; a program writes its first event long after that."""
     since_boot, now = _clock(time.CLOCK_BOOTTIME), _clock(time.CLOCK_MONOTONIC)  # in this order, so never too early
     try:
-        ticks = int(_read("/proc/self/stat").rpartition(")")[2].split()[_STARTED])
+        ticks = int(_stat("self")[_STARTED])
     except (ValueError, IndexError):
         return now
     return min(now, now - since_boot + (ticks + 1) / os.sysconf("SC_CLK_TCK"))
@@ -291,7 +296,22 @@ def _note_left_by(status: int, cause: BaseException | None) -> None:
         cause = cause.__context__
     if (status := status & _MOST_STATUS) and not _process.has_left:
         _process.has_left = True
+        _note_dead_siblings()
         _write("Left", pid=_getpid(), status=status, rank=_rank(), **({} if cause is None else _description(cause)))
+
+
+def _note_dead_siblings() -> None:
+    try:
+        for pid in _children(_getppid()):
+            if _is_dead(pid):
+                _write("FoundDead", pid=pid)
+    except (OSError, ValueError):
+        pass
+
+
+def _is_dead(pid: int) -> bool:
+    state = _stat(pid)
+    return not state or state[0] in "ZX" or bool(int(state[_FLAGS]) & _EXITING)
 
 
 def _description(error: BaseException) -> dict[str, str]:
@@ -531,11 +551,15 @@ def _like(original: Any, function: Callable[..., Any]) -> Callable[..., Any]:  #
     return function
 
 
-def _children() -> set[int]:
+def _children(parent: int | str = "self") -> set[int]:
     found: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
-        found.update(map(int, _read(f"/proc/self/task/{task}/children").split()))
+    for task in os.listdir(f"/proc/{parent}/task"):
+        found.update(map(int, _read(f"/proc/{parent}/task/{task}/children").split()))
     return found
+
+
+def _stat(pid: int | str) -> list[str]:
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def _read(path: str) -> str:

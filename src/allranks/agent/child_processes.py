@@ -76,6 +76,11 @@ class _Raised(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FoundDead(_Event):
+    """Another process of the same parent has died."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Left(_Raised):
     """A process is about to end with a status other than 0."""
 
@@ -104,7 +109,7 @@ class BeganTest(_Event):
     """A rank begins a test."""
 
 
-_KINDS: Final = by_name((Named, Began, Replaced, Ranked, Left, PassedOn, Ended, Signaled, BeganTest))
+_KINDS: Final = by_name((Named, Began, Replaced, Ranked, FoundDead, Left, PassedOn, Ended, Signaled, BeganTest))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +117,7 @@ class ChildProcess:
     """A process below a rank that ended with an exception, a signal, or an exit status other than 0.
 
     Attributes:
-        at: When it ended, in seconds of the monotonic clock; if it wrote nothing, when its parent noticed.
+        at: When it ended, in seconds of the monotonic clock; if it wrote nothing, when another process noticed.
         rank: None if it has no rank, or only the rank of the process that runs the test.
         is_earlier: Whether an earlier test started it.
         left: The event that it wrote itself before it ended.
@@ -185,6 +190,7 @@ class _Events:
     names: dict[int, Named] = field(default_factory=dict)
     began: dict[int, Began] = field(default_factory=dict)
     ranked: dict[int, Ranked] = field(default_factory=dict)
+    found_dead: dict[int, FoundDead] = field(default_factory=dict)
     left: dict[int, Left] = field(default_factory=dict)
     passed_on: dict[int, PassedOn] = field(default_factory=dict)
     ended: dict[int, Ended] = field(default_factory=dict)
@@ -219,16 +225,16 @@ class _Events:
 
     def _child(self, pid: int, rank: int | None, position: str) -> ChildProcess:
         left, ended, named = self.left.get(pid), self.ended.get(pid), self.names.get(pid)
-        first = left or ended
+        at = min((event.at for event in (left, ended, self.found_dead.get(pid)) if event), default=0.0)
         return ChildProcess(
             pid=pid,
-            at=first.at if first else 0.0,
+            at=at,
             name=clipped(named.name, _LONGEST_NAME) if named else position,
             rank=rank,
             is_earlier=any(event.at < self.since for event in (named, self.began.get(pid)) if event),
             left=left,
             ended=ended,
-            stopped_by=self._stopped_by(pid, ended.status, first.at) if ended and first else 0,
+            stopped_by=self._stopped_by(pid, ended.status, at) if ended else 0,
         )
 
     def _stopped_by(self, pid: int, status: int, at: float) -> int:
@@ -262,6 +268,8 @@ class _Events:
                 self.began.pop(event.pid, None)
             case Ranked():
                 self.ranked[event.pid] = event
+            case FoundDead():
+                self.found_dead.setdefault(event.pid, event)
             case Left():
                 self.left[event.pid] = event
             case PassedOn():
@@ -270,18 +278,19 @@ class _Events:
                 self._begin_test(event.at)
             case Ended():
                 self.ended.setdefault(event.pid, event)
-            case Signaled():
-                self.signals.setdefault(event.pid, []).append((writer, event))
-        self._add_starter(writer, event)
+        self._relate(writer, event)
 
     def _begin_test(self, at: float) -> None:
         self.since = at
+        self.found_dead.clear()
         self.left.clear()
         self.passed_on.clear()
         self.ended.clear()
 
-    def _add_starter(self, writer: int, event: _Event) -> None:
-        if isinstance(event, Named | Ended) and event.pid != writer:
+    def _relate(self, writer: int, event: _Event) -> None:
+        if isinstance(event, Signaled):
+            self.signals.setdefault(event.pid, []).append((writer, event))
+        elif isinstance(event, Named | Ended) and event.pid != writer:
             self.starters.setdefault(event.pid, set()).add(writer)
 
 
