@@ -256,7 +256,7 @@ ZOO = {
 @pytest.fixture(scope="module")
 def zoo(run_once):
     environment = {"SANDCASTLE": "1", "TW_JOB_USER": "sandcastle"}
-    return run_once("torch", ZOO, limits={"peer_grace": 0.3}, environment=environment)
+    return run_once("torch", ZOO, limits={"peer_grace": 1}, environment=environment)
 
 
 @pytest.mark.parametrize(

@@ -440,7 +440,7 @@ class _Rank:
         phase = phase_of(report, error, monotonic() - self._phase_began)
         if phase.outcome.is_bad:
             has_group = self._assignment.request.url is not None
-            phase = with_remedy(self._with_children(phase, error), error, has_group=has_group)
+            phase = self._with_children(with_remedy(phase, error, has_group=has_group), error)
             if has_group:
                 message = with_group_limit(phase.message, self._assignment.config.limits.limit("process_group"))
                 phase = replace(phase, message=message)
