@@ -592,6 +592,8 @@ def test_an_interrupt_ends_the_ranks(tmp_path, session, environment):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "KeyboardInterrupt" in output
+    assert "test_it.py::test_it: ranks 0, 1 were aborted" in output
+    assert "the job was ended from outside at test_it.py:5 in test_it" in output
     assert [name for name in left_behind(tmp_path) if name.startswith("allranks-job-")] == []
 
 

@@ -4,12 +4,15 @@ import importlib
 import os
 import secrets
 import shutil
+import signal
 import sys
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import pytest
@@ -22,7 +25,7 @@ from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.ownership import own_run
 from allranks.protocol.config import COVERAGE, Selection, seed_of_test
-from allranks.protocol.outcomes import named
+from allranks.protocol.outcomes import Outcome, named
 from allranks.protocol.parameter_values import REMEDY, changes, digests
 from allranks.protocol.records import NotRun
 from allranks.pytest_plugin.kept_results import new_folder, remove, remove_older
@@ -30,6 +33,7 @@ from allranks.pytest_plugin.verdict_reports import VerdictReporter
 from allranks.report.folder import read_attempts_at
 from allranks.report.judge.attempts import final_verdicts
 from allranks.report.judge.judging import read_ranks
+from allranks.report.results import TestVerdict
 from allranks.report.run_files import JobError, Manifest
 from allranks.runner.attempt_runner import AttemptRunner, JobAttempt
 from allranks.runner.console import watching
@@ -100,6 +104,7 @@ class RanksSession:
         self._has_run = False
         self._ran_nothing = False
         self._notices: tuple[str, ...] = ()
+        self._interrupted: tuple[str, ...] = ()  # where the ranks were at an interrupt
         self._seed = secrets.randbits(31)
 
     @pytest.hookimpl(tryfirst=True)
@@ -151,6 +156,9 @@ class RanksSession:
                     self._run_job(session, self._job)
             except AllranksError as error:
                 self._error = JobError.from_exception(error)
+            except KeyboardInterrupt:  # the job has ended
+                self._interrupted, self._has_run = tuple(_aborted(self._verdicts(self._job))), True
+                raise
         reporter.report_missing(self._error, frozenset(self._not_run.tests if self._not_run else ()))
         if self._error is not None and not reporter.has_failed:
             session.testsfailed += 1
@@ -212,14 +220,18 @@ class RanksSession:
         tests = tuple(item.nodeid for item in session.items)
         Selection(pytest_args=self._arguments(session), only=tests).write(job.selection)
         attempt.release()
-        with watching(reporter, [attempt.job.id], reporter.report_progress):
+        with watching(reporter, [attempt.job.id], reporter.report_progress), _canceled_at_interrupt(attempt):
             runner.finish(attempt, lambda: None)
         self._error = attempt.error or _compare_collections(session.items, attempt.facts.full_collection)
         self._notices = attempt.facts.notices
         self._not_run = attempt.facts.not_run
-        [*_, newest] = read_attempts_at(runner.folder.path, attempt.job.cell.id, attempt.job.name)
-        reporter.report_final(final_verdicts(newest, read_ranks(newest.files), runner.policy.verdict_policy))
+        reporter.report_final(self._verdicts(job))
         self._add_coverage(attempt.folder / COVERAGE / "data")
+
+    def _verdicts(self, job: _StandbyJob) -> Iterator[TestVerdict]:
+        runner, own = job.runner, job.attempt.job
+        for newest in read_attempts_at(runner.folder.path, own.cell.id, own.name)[-1:]:
+            yield from final_verdicts(newest, read_ranks(newest.files), runner.policy.verdict_policy)
 
     def _matrix(self) -> Matrix:
         if self._pdb:  # peer_grace is not changed: it is paused while the debugger waits for a command
@@ -260,6 +272,8 @@ class RanksSession:
         if self._error is not None:
             terminalreporter.section("ranks", red=True)
             terminalreporter.line("\n".join(filter(None, (self._error.what, self._error.why, self._error.remedy))))
+        for line in self._interrupted:
+            terminalreporter.line(line, red=True)
         for notice in self._notices:
             terminalreporter.line(f"notice: {notice}.")
         if self._kept is not None:
@@ -268,6 +282,38 @@ class RanksSession:
             terminalreporter.section(MEANING[ExitCode.NOTHING_RAN], yellow=True)
             for reason, count in Counter(map(_reason, terminalreporter.getreports("skipped"))).most_common(_REASONS):
                 terminalreporter.line(f"{counted(count, 'test')} skipped: {reason}")
+
+
+@contextmanager
+def _canceled_at_interrupt(attempt: JobAttempt) -> Iterator[None]:
+    """At Ctrl-C, end the job, take its last records, with the places of its ranks, and raise a KeyboardInterrupt.
+
+    A second Ctrl-C raises it immediately.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only that may handle signals
+        yield
+        return
+    interrupts = list[int]()
+
+    def cancel(number: int, _frame: FrameType | None) -> None:
+        interrupts.append(number)
+        signal.signal(signal.SIGINT, before)
+        threading.Thread(target=attempt.cancel).start()  # it takes a lock that this thread may hold
+
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
+
+
+def _aborted(tests: Iterable[TestVerdict]) -> Iterator[str]:
+    """The tests that an interrupt ended, and where their ranks were."""
+    for test in tests:
+        if any(rank.outcome is Outcome.ABORTED for rank in test.ranks):
+            yield f"{test.nodeid}: {test.verdict.message}"
 
 
 def _compare_collections(items: Sequence[pytest.Item], rank_digests: Mapping[str, str]) -> JobError | None:

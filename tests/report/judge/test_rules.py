@@ -168,6 +168,13 @@ def test_rule_1_an_abort_that_no_rank_explains_says_what_the_aborted_ranks_say()
     assert judged.message == ("ranks 0, 1 were aborted, although no rank had failed: the job was ended from outside.")
 
 
+def test_rule_1_aborted_ranks_in_different_places_are_told_apart():
+    waiting, late = (replace(rank, message=f"ended at {rank.rank}") for rank in ranks("aborted", "aborted"))
+    assert verdict([waiting, late], PLAIN).message == (
+        "ranks 0, 1 were aborted, although no rank had failed: rank 0: ended at 0; rank 1: ended at 1."
+    )
+
+
 def test_rule_1_the_message_stays_short_however_much_the_aborted_ranks_say():
     aborted = [result("aborted", rank, message=f"{rank}" * 100) for rank in range(10, 74)]
     assert len(verdict(aborted, PLAIN).message) < 800

@@ -325,7 +325,7 @@ class Step:
         outcomes, cause = self.outcomes, None
         self.outcomes = []
         for outcome in outcomes:
-            is_secondary = outcome.outcome.is_bad and not outcome.is_primary
+            is_secondary = outcome.outcome.is_bad and outcome.outcome is not Outcome.ABORTED and not outcome.is_primary
             if outcome.rank in terminated or (has_no_cause and is_secondary):
                 self.outcomes.append(
                     StepOutcome(

@@ -167,12 +167,14 @@ class Gang:
         self._stop(self._alive)
 
     def abort(self, reason: str) -> Step:
-        """Stop every rank at once, for a reason outside of the gang; return the aborted step."""
+        """Stop every rank, for a reason outside of the gang; return the step, with the places of the pending ranks."""
         self._handle_events(0.0)  # a report that was under way still counts
         pending, self._pending = self._pending, set()
+        hangs = self._inspect(pending).hangs if pending else {}
         self._stop(self._alive)
         for rank in sorted(pending):
-            aborted = StepOutcome(rank=rank, outcome=Outcome.ABORTED, at=clock.now(), message=reason, observed=True)
+            message = f"{reason}{hangs[rank].stacks.words_for_a_stop}"
+            aborted = StepOutcome(rank=rank, outcome=Outcome.ABORTED, at=clock.now(), message=message, observed=True)
             self._step.add(aborted)
         return self._step
 

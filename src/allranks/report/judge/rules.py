@@ -54,6 +54,7 @@ rules are in the sibling modules: ``accounting`` and ``judging`` (6 to 8), ``att
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from allranks.errors import ExitCode
@@ -306,7 +307,7 @@ def _unaccounted_message(
         cause = f" Primary failure: {_rank_message(primary.result)}" if primary else ""
         return f"{_missing_message(missing)}.{cause}"
     if unexplained:
-        why = _messages(unexplained) or "the supervisor itself failed"
+        why = _messages_by_rank(unexplained) or "the supervisor itself failed"
         were = "was" if len(unexplained) == 1 else "were"
         who = named_ranks([rank.rank for rank in unexplained])
         return f"{who} {were} aborted, although no rank had failed: {why}."
@@ -316,6 +317,14 @@ def _unaccounted_message(
 def _missing_message(missing: Sequence[RankResult]) -> str:
     are = "is" if len(missing) == 1 else "are"
     return f"{named_ranks([rank.rank for rank in missing])} {are} missing: {_messages(missing) or NO_RESULT}"
+
+
+def _messages_by_rank(ranks: Sequence[RankResult]) -> str:
+    """The first distinct messages of ranks, each with its ranks if there are several."""
+    groups = by_key((rank.message.rstrip("."), rank.rank) for rank in ranks if rank.message)
+    if len(groups) == 1:
+        return next(iter(groups))
+    return "; ".join(f"{named_ranks(of)}: {message}" for message, of in islice(groups.items(), _MOST_PARTS))
 
 
 def _messages(ranks: Sequence[RankResult]) -> str:
