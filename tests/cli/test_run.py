@@ -148,6 +148,30 @@ def test_a_run_is_resumed_in_its_folder_and_with_its_arguments(allranks, runs, e
     assert code == 0
 
 
+def test_a_resumed_selection_of_tests_does_not_hide_the_failures_of_the_whole_run(allranks, runs, repository, earlier):
+    expansion = load(repository)
+    jobs = plan(expansion.matrix, expansion.cells)
+    open_run(repository / "results", "r0", jobs, Manifest(run_id=""), 7)
+    (repository / "results/latest").unlink()
+    (repository / "results/latest").symlink_to("r1")
+    _, narrow, _ = allranks("run", "--lf")
+    assert "The run r0 before it has failed or missing tests in " in narrow
+    assert "ALLRANKS_RUN_ID=r0 allranks run --lf" in narrow
+    assert [options.run_id for _, options in runs] == ["r1"]
+    assert earlier
+
+
+def test_a_whole_run_names_distributed_tests_in_no_suite(allranks, runs, repository):
+    path = repository / "matrix.toml"
+    (repository / "more").mkdir()
+    for name in ("test_new.py", "test_plain.py"):
+        (repository / "more" / name).write_text("def test_it(rank):\n    pass\n")
+    path.write_text(f'{path.read_text()}\n[suites.more]\npath = "more/test_[ep]*.py"\n')
+    assert "in no suite, and never run: more/test_new.py." in allranks("run")[1]
+    assert "in no suite" not in allranks("run", "gloo-w2-g0-env")[1]
+    assert len(runs) == 2
+
+
 def test_a_part_of_a_run_can_be_resumed(allranks, runs, earlier):
     allranks("run", "--resume", "gloo-w2-g0-env", "--suite", "other", "--", "-k", "x")
     [(jobs, options)] = runs

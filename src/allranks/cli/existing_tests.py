@@ -16,6 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from allranks.matrix.jobs import suites_with_tests
+from allranks.matrix.model import Matrix
+from allranks.protocol.outcomes import named
+
 _MOST_FILES: Final = 2000
 _OUTSIDE: Final = re.compile(r"\..*|__pycache__|build|dist|node_modules|results|venv")
 _TEST_FILE: Final = re.compile(r"test_.*\.py|.*_test\.py")
@@ -283,3 +287,20 @@ def _fixtures(test: ast.FunctionDef) -> Iterator[str]:
     ]
     parametrized = {word for text in texts for word in re.findall(r"\w+", text)}
     yield from (parameter.arg for parameter in test.args.args if parameter.arg not in parametrized)
+
+
+def files_in_no_suite(matrix: Matrix) -> Iterator[str]:
+    """A note on distributed tests that never run: in folders of suites, but neither in a suite nor excluded."""
+    suites = [suite for suite in matrix.suites.values() if suite.home is None]
+    folders = {path if (matrix.root / path).is_dir() else path.parent for suite in suites for path in suite.paths}
+    excluded = [path for suite in suites for path in suite.ignored]
+    files = [
+        file
+        for file in sorted({file for folder in folders for file in find_files(matrix.root, folder)})
+        if not any(map(Path(file).is_relative_to, excluded))
+        and not suites_with_tests(matrix, [file])
+        and is_distributed(Path(file), matrix.root)
+    ]
+    if files:
+        yield f"These distributed tests are in no suite, and never run: {named(files)}."
+        yield f"Add them to `path` of a suite in {matrix.path.name}."

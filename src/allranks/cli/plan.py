@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import ClassVar
 
-from allranks.cli.existing_tests import find_files, is_distributed
+from allranks.cli.existing_tests import files_in_no_suite
 from allranks.cli.options import run_id
 from allranks.cli.parser import existing_file, flag, option, whole, writable_file
 from allranks.cli.printing import say, warn
@@ -25,9 +25,8 @@ from allranks.errors import ExitCode, counted
 from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
-from allranks.matrix.jobs import chosen_suites, optional_suites, plan, suites_with_tests
+from allranks.matrix.jobs import chosen_suites, optional_suites, plan
 from allranks.matrix.model import DURATIONS_FILE, Cell, Job, Matrix
-from allranks.protocol.outcomes import named
 from allranks.protocol.xml_text import for_log
 
 MOST_DROPPED_SHOWN = 200
@@ -98,27 +97,10 @@ def run(options: Options) -> ExitCode:
     if options.json or options.format == "json":
         say(render_json(expansion, cells, suites))
     else:
-        say("\n".join((render_table(expansion.matrix, cells, suites), *_files_in_no_suite(expansion.matrix))))
+        say("\n".join((render_table(expansion.matrix, cells, suites), *files_in_no_suite(expansion.matrix))))
         if options.explain:
             say("\n" + render_explanation(expansion))
     return ExitCode.OK
-
-
-def _files_in_no_suite(matrix: Matrix) -> Iterator[str]:
-    """A note on distributed tests that never run: in folders of suites, but neither in a suite nor excluded."""
-    suites = [suite for suite in matrix.suites.values() if suite.home is None]
-    folders = {path if (matrix.root / path).is_dir() else path.parent for suite in suites for path in suite.paths}
-    excluded = [path for suite in suites for path in suite.ignored]
-    files = [
-        file
-        for file in sorted({file for folder in folders for file in find_files(matrix.root, folder)})
-        if not any(map(Path(file).is_relative_to, excluded))
-        and not suites_with_tests(matrix, [file])
-        and is_distributed(Path(file), matrix.root)
-    ]
-    if files:
-        yield f"These distributed tests are in no suite, and never run: {named(files)}."
-        yield f"Add them to `path` of a suite in {matrix.path.name}."
 
 
 def _show_requests(expansion: Expansion, options: Options) -> ExitCode:

@@ -2,12 +2,13 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from allranks.cli.existing_tests import files_in_no_suite
 from allranks.cli.options import (
     engine_option,
     gpu_mode,
@@ -26,13 +27,16 @@ from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job
 from allranks.plugin_manager import run_by_plugins, section_makers
 from allranks.protocol.launcher_variables import LAUNCHERS
+from allranks.protocol.outcomes import named
 from allranks.protocol.refusals import REFUSED
 from allranks.runner.ci_service import untrusted_output
 from allranks.runner.results_folder import INVOCATION_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from allranks.engines.base import Engine
+    from allranks.runner.earlier_runs import EarlierRun
     from allranks.runner.listener import Detail
+    from allranks.runner.retry_policy import RerunScope
     from allranks.runner.run_jobs import RunOptions
 
 # The Docker SDK and the modules that need it are imported late: see engines/docker.py.
@@ -140,8 +144,10 @@ def _run_here(expansion: Expansion, options: Options, engine: "Engine | None") -
         return _run_pack(expansion, options, engine, *part)
     if options.is_resuming:
         return _resume(expansion, options, engine)
-    jobs = selected_jobs(expansion, options)
-    return run_with_verdict(expansion, jobs, _own_run_options(expansion, options, engine), can_resume=True)
+    jobs, given = selected_jobs(expansion, options), _own_run_options(expansion, options, engine)
+    is_whole = not (options.cells or options.suite or options.pytest_args)
+    notes = files_in_no_suite(expansion.matrix) if is_whole else ()
+    return run_with_verdict(expansion, jobs, given, can_resume=True, notes=notes)
 
 
 def run_options(expansion: Expansion, options: JobOptions, engine: "Engine | None" = None) -> "RunOptions":
@@ -247,9 +253,11 @@ def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", p
 
 def _resume(expansion: Expansion, options: Options, engine: "Engine | None") -> ExitCode:
     """Resume an earlier run in its folder, with its pytest arguments."""
-    from allranks.runner.earlier_runs import earlier_run  # noqa: PLC0415 - see run_options
+    from allranks.runner.earlier_runs import earlier_run, wider_run  # noqa: PLC0415 - see run_options
 
-    earlier = earlier_run(results_of(expansion, options), run_id() if RUN_ID_VARIABLE in os.environ else None)
+    results, is_newest = results_of(expansion, options), RUN_ID_VARIABLE not in os.environ
+    earlier = earlier_run(results, None if is_newest else run_id())
+    wider = wider_run(results, earlier) if is_newest else None
     if not (options.cells or options.where or options.suite):
         earlier.check_complete(plan(expansion.matrix, expansion.cells, earlier.suites))
     cells, suites = selected_cells(expansion, options), options.suite or earlier.suites
@@ -257,7 +265,8 @@ def _resume(expansion: Expansion, options: Options, engine: "Engine | None") -> 
     if not jobs:
         msg = f"The run {earlier.run_id} planned none of these cells and suites."
         raise UsageError(msg, remedy="Drop them to resume all jobs of the run.")
-    remaining = earlier.remaining(jobs, "failed" if options.last_failed else "missing")
+    scope: RerunScope = "failed" if options.last_failed else "missing"
+    remaining = earlier.remaining(jobs, scope)
     say(f"resuming run {earlier.run_id}: {len(remaining)} of its {len(jobs)} jobs are unfinished")
     given = _own_run_options(expansion, options, engine)
     resumed = replace(
@@ -267,14 +276,33 @@ def _resume(expansion: Expansion, options: Options, engine: "Engine | None") -> 
         policy=replace(given.policy, verdict_policy=earlier.policy),
         remaining=remaining,
     )
-    return run_with_verdict(expansion, jobs, resumed, can_resume=True)
+    notes = _left_in(wider, expansion, scope) if wider else ()
+    return run_with_verdict(expansion, jobs, resumed, can_resume=True, notes=notes)
+
+
+def _left_in(wider: "EarlierRun", expansion: Expansion, scope: "RerunScope") -> Iterator[str]:
+    """A note on an earlier run of all tests, which may have failures that the resumed run does not know."""
+    jobs = wider.planned(plan(expansion.matrix, expansion.cells, wider.suites))
+    if left := wider.remaining(jobs, scope):
+        yield (
+            f"The resumed run had selected tests. The run {wider.run_id} before it has failed or missing tests in "
+            f"{named(list(left))}."
+        )
+        yield f"To resume that one: {RUN_ID_VARIABLE}={wider.run_id} allranks run --lf"
 
 
 def run_with_verdict(
-    expansion: Expansion, jobs: Sequence[Job], options: "RunOptions", *, can_resume: bool = False
+    expansion: Expansion,
+    jobs: Sequence[Job],
+    options: "RunOptions",
+    *,
+    can_resume: bool = False,
+    notes: Iterable[str] = (),
 ) -> ExitCode:
-    """Run jobs, and print the verdict, and how to resume an interrupted run if that is possible."""
+    """Run jobs, and print notes, how to resume an interrupted run if that is possible, and the verdict."""
     code = run_jobs(expansion, jobs, options)
+    for note in notes:
+        say(note)
     if can_resume and code is ExitCode.INTERRUPTED:
         say("To run the remaining tests: allranks run --resume")
     say_verdict(code)

@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -232,6 +233,18 @@ class EarlierRun:
 def verdict_policy_of(matrix: Matrix) -> VerdictPolicy:
     """The rules for verdicts during a run: a skip because of the environment is not a failure."""
     return VerdictPolicy(skip=matrix.policy.skip or "skip", mixed_skip=matrix.policy.mixed_skip)
+
+
+def wider_run(results: Path, run: EarlierRun) -> EarlierRun | None:
+    """The newest run before one with pytest arguments that had none, so that its failures may be more."""
+    if not any(run.arguments.values()):
+        return None
+    for name in sorted((path.name for path in results.iterdir() if path.name < run.run_id), reverse=True):
+        with suppress(UsageError):
+            found = earlier_run(results, name)
+            if not any(found.arguments.values()):
+                return found
+    return None
 
 
 def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
