@@ -102,3 +102,8 @@ def test_a_time_limit_that_nothing_enforces_is_a_notice(run_agent, more, argumen
     assert text.startswith("The marker timeout of this test and 1 more has no effect")
     assert "pytest-timeout is not installed" in text
     assert "limits.test" in text
+
+
+def test_ranks_add_no_warnings_to_a_suite_that_turns_them_into_errors(run_agent):
+    agent = run_agent({"pytest.ini": "[pytest]\nfilterwarnings = error\n", "test_it.py": "def test_it(): pass\n"})
+    assert agent.outcomes("test_it") == ("passed", "passed")

@@ -213,9 +213,14 @@ def run_in_fork(work: Callable[[], int], parent: int, *, stacks: Path, environme
         leave(status)
 
 
+_stack_files: list[BinaryIO] = []
+"""Kept open: a fork that registers its own file would otherwise drop that of its parent, with a ResourceWarning."""
+
+
 def write_stacks_to(path: Path) -> BinaryIO:
     """Make this process append its stacks to a file when it gets the signal for this, or crashes; returns the file."""
     file = os.fdopen(evidence.open_end(path), "ab")
+    _stack_files.append(file)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     # Not to standard error: its pipe is small, and the stacks are needed separately.
     faulthandler.enable(file=file, all_threads=True)
