@@ -371,3 +371,13 @@ def test_rates_under_torchs_runner_stand_beside_those_of_allranks(run_folder):
     rows = [line for line in render_summary(merged, {}).splitlines() if "fails more often" in line]
     assert len(rows) == 1
     assert rows[0].count(" | ") == 3
+
+
+def test_tests_that_a_stopped_job_did_not_run_are_counted_apart_from_skips(run_folder):
+    run_folder.manifest(ENV)
+    tests = {"t.py::test_a": "passed", "t.py::test_b": {"outcome": "skipped", "message": "no GPU"}}
+    run_folder.both(ENV, tests, collected=[*tests, "t.py::test_c"], not_run=["t.py::test_c"], stop_reason="-x")
+    merged = merge(run_folder.path, environ={})
+    assert merged.counts.words == "1 passed, 1 skipped, 1 not run"
+    for text in (render_table(merged), merged.summary.read_text()):
+        assert "1 of 2 skipped tests was not run." in text

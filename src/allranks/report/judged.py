@@ -53,13 +53,17 @@ _SHOWN: Final = 4
 
 @dataclass(kw_only=True)
 class Counts:
-    """Numbers of testcases, and their seconds; flaky tests also count as passed or skipped."""
+    """Numbers of testcases, and their seconds.
+
+    Tests that did not run also count as skipped, and flaky tests as passed or skipped.
+    """
 
     tests: int = 0
     passed: int = 0
     failed: int = 0
     errors: int = 0
     skipped: int = 0
+    not_run: int = 0
     skip_but_pass: int = 0
     flaky: int = 0
     time: float = 0.0
@@ -71,8 +75,14 @@ class Counts:
 
     @property
     def words(self) -> str:
-        """The nonzero results: ``1 failed, 12 passed``; empty without testcases."""
-        results = {"failed": self.failed, "errors": self.errors, "passed": self.passed, "skipped": self.skipped}
+        """The nonzero results: ``1 failed, 12 passed, 2 not run``; empty without testcases."""
+        results = {
+            "failed": self.failed,
+            "errors": self.errors,
+            "passed": self.passed,
+            "skipped": self.skipped - self.not_run,
+            "not run": self.not_run,
+        }
         return ", ".join(f"{count} {name}" for name, count in results.items() if count)
 
     @property
@@ -80,12 +90,15 @@ class Counts:
         """The counts in report.json."""
         return {**asdict(self), "time": round(self.time, 3)}
 
-    def add(self, kind: VerdictKind, time: float, *, skip_but_pass: bool = False, flaky: bool = False) -> None:
+    def add(
+        self, kind: VerdictKind, time: float, *, not_run: bool = False, skip_but_pass: bool = False, flaky: bool = False
+    ) -> None:
         self.tests += 1
         self.passed += kind is VerdictKind.PASSED
         self.failed += kind is VerdictKind.FAILURE
         self.errors += kind is VerdictKind.ERROR
         self.skipped += kind is VerdictKind.SKIPPED
+        self.not_run += not_run
         self.skip_but_pass += skip_but_pass
         self.flaky += flaky
         self.time += time
@@ -209,7 +222,13 @@ class CellSuite(JobSummary):
         counts = Counts()
         for test in self.tests:
             verdict = test.verdict
-            counts.add(verdict.kind, test.time, skip_but_pass=verdict.is_skip_but_pass, flaky=test.is_flaky)
+            counts.add(
+                verdict.kind,
+                test.time,
+                not_run=verdict.is_not_run,
+                skip_but_pass=verdict.is_skip_but_pass,
+                flaky=test.is_flaky,
+            )
         return counts
 
     @property

@@ -126,6 +126,11 @@ class Verdict:
         return self.kind is VerdictKind.PASSED and self.rule is VerdictRule.SKIPPED
 
     @property
+    def is_not_run(self) -> bool:
+        """True for a test that was collected, and skipped because its job ended before."""
+        return self.kind is VerdictKind.SKIPPED and self.rule is VerdictRule.JOB
+
+    @property
     def status(self) -> Status:
         """The status of the counted attempt alone: never flaky, and a test that did not run is a skip."""
         return Status.PASSED_SKIP if self.is_skip_but_pass else self.kind.status

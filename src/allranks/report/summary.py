@@ -161,11 +161,16 @@ def _short_sections(merged: MergedRun) -> list[Section]:
 
 
 def _table_notes(merged: MergedRun) -> Iterator[str]:
-    notes = [*merged.notes, *_skip_but_pass(merged), *_flaky(merged)]
+    notes = [*merged.notes, *_not_run(merged), *_skip_but_pass(merged), *_flaky(merged)]
     if notes:
         yield ""
     for note in notes:
         yield from _wrapped(readable(note))
+
+
+def _not_run(merged: MergedRun) -> Iterator[str]:
+    if count := merged.counts.not_run:
+        yield f"{count} of {merged.counts.skipped} skipped tests {'was' if count == 1 else 'were'} not run."
 
 
 def _skip_but_pass(merged: MergedRun) -> Iterator[str]:
@@ -230,7 +235,7 @@ def render_summary(merged: MergedRun, environ: Mapping[str, str]) -> str:
         *_flaky_list(merged),
         *_reference_table(merged),
     ]
-    notes = [f"- {markdown(note)}" for note in (*merged.notes, *_skip_but_pass(merged))]
+    notes = [f"- {markdown(note)}" for note in (*merged.notes, *_not_run(merged), *_skip_but_pass(merged))]
     shown = _within(MOST_BYTES - _size(lines), [*_section_lines(merged), *notes], "- and {} more notices")
     return "\n".join([*lines, *shown]) + "\n"
 

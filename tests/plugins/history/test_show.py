@@ -85,6 +85,7 @@ def test_a_report_is_one_object_for_programs(allranks, report):
         "failed": 1,
         "errors": 0,
         "skipped": 0,
+        "not_run": 0,
         "skip_but_pass": 0,
         "flaky": 0,
         "time": 3.25,
