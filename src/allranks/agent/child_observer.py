@@ -3,11 +3,11 @@
 Forks inherit the observer, and other Python processes load it through the folder ``child_python``. Each process appends
 its events to its own file in the folder :data:`FOLDER`, for :mod:`allranks.agent.child_processes`:
 
-- ``Named``: this process started a process with ``multiprocessing``, which gives it a name, or is such a process;
+- ``Named``: the name that ``multiprocessing`` gave a process, written by its parent or by the process itself;
 - ``Began``: this process is a Python program, or a fork of one;
 - ``Replaced``: this process is about to execute another program;
 - ``Ranked``: this process set the environment variable with its rank;
-- ``FoundDead``: a process of the same parent had died before this one ends, and the parent may notice it later;
+- ``FoundDead``: as this process ends, a sibling is already dead, which the parent may notice later;
 - ``Left``: this process ends with an exception, or an exit status other than 0;
 - ``PassedOn``: this worker of a pool sent an exception to the process that submitted the task, and continues;
 - ``Signaled``: this process sent a signal to a process;
@@ -45,13 +45,13 @@ PYTHON_PATH: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "c
 
 _LONGEST_MESSAGE: Final = 2_000
 _LONGEST_TEXT: Final = 50_000
-_MOST_STATUS: Final = 255
+_STATUS_MASK: Final = 255
 _MOST_SIGNALS: Final = 128
 _MOST_FRAMES: Final = 50
 
 _KILLED: Final = frozenset({os.CLD_KILLED, os.CLD_DUMPED})
 _ENDED: Final = _KILLED | {os.CLD_EXITED}
-_DEAD: Final = os.WEXITED | os.WNOHANG | os.WNOWAIT
+_PEEK: Final = os.WEXITED | os.WNOHANG | os.WNOWAIT
 """Query the end of a process without reaping it."""
 
 _TRACKER: Final = "multiprocessing.resource_tracker"
@@ -124,11 +124,11 @@ def observe() -> None:
         _wrap_result(name, lambda found: _note_status(found[0], found[1]))
     _wrap_result("waitid", _note_waitid)
     for name, targets in _TARGETS.items():
-        _note_signals(name, targets)
+        _wrap_signals(name, targets)
     for name in ("execv", "execve"):  # all others call these
-        _note_replacement(name)
-    _note_exit()
-    _note_rank()
+        _wrap_exec(name)
+    _wrap_exit()
+    _wrap_putenv()
     if "subprocess" in sys.modules:  # it has already bound os.waitpid
         sys.modules["subprocess"].Popen.returncode = _ReturnCode()
     os.register_at_fork(after_in_child=_begin_fork)
@@ -157,13 +157,13 @@ def note_ends() -> None:
     """Write the ends of all processes that have ended, including those that have not been reaped."""
     _note_started()
     try:
-        if _waitid(os.P_ALL, 0, _DEAD) is None:
+        if _waitid(os.P_ALL, 0, _PEEK) is None:
             return
     except ChildProcessError:
         return
     for pid in _children() - _process.unwaited:
         try:
-            found = _waitid(os.P_PID, pid, _DEAD)
+            found = _waitid(os.P_PID, pid, _PEEK)
         except ChildProcessError:
             continue
         if found is not None:
@@ -294,7 +294,7 @@ def _note_left(error: BaseException) -> None:
 def _note_left_by(status: int, cause: BaseException | None) -> None:
     if isinstance(cause, SystemExit):
         cause = cause.__context__
-    if (status := status & _MOST_STATUS) and not _process.has_left:
+    if (status := status & _STATUS_MASK) and not _process.has_left:
         _process.has_left = True
         _note_dead_siblings()
         _write("Left", pid=_getpid(), status=status, rank=_rank(), **({} if cause is None else _description(cause)))
@@ -416,7 +416,7 @@ def _index_of(process: Any) -> int | None:  # noqa: ANN401
 
 
 def _note_process(process: Any) -> None:  # noqa: ANN401
-    """Write the end of a process of ``multiprocessing``; if a fork server started it, only its object has this."""
+    """Write the end of a process of ``multiprocessing``; if a fork server started it, only its object knows."""
     try:
         if process is not None and process.pid is not None and process.exitcode and not _was_noted(process):
             _note_end(process.pid, process.exitcode)
@@ -438,7 +438,7 @@ def _note_end(pid: int, status: int) -> None:
     """
     if _getpid() != _process.pid or pid in _process.ended or pid in _process.ranks:
         return
-    if not -_MOST_SIGNALS < status <= _MOST_STATUS:
+    if not -_MOST_SIGNALS < status <= _STATUS_MASK:
         return
     _process.ended.add(pid)
     _write("Ended", pid=pid, status=status)
@@ -457,7 +457,7 @@ def _note_waitid(found: os.waitid_result | None) -> None:
 def _has_ended(pid: int) -> bool:
     """Whether a child of this process has ended and was not reaped."""
     try:
-        return _waitid(os.P_PID, pid, _DEAD) is not None
+        return _waitid(os.P_PID, pid, _PEEK) is not None
     except ChildProcessError:
         return False
 
@@ -474,7 +474,7 @@ def _wrap_result(name: str, note: Callable[[Any], None]) -> None:
     _replace(os, name, waiting)
 
 
-def _note_signals(name: str, targets: Callable[[int], Iterable[int]]) -> None:
+def _wrap_signals(name: str, targets: Callable[[int], Iterable[int]]) -> None:
     """Wrap a function that sends signals, and write an event for each target."""
     module: Any = _signal if name == "pidfd_send_signal" else os
     original = getattr(module, name, None)
@@ -493,7 +493,7 @@ def _note_signals(name: str, targets: Callable[[int], Iterable[int]]) -> None:
     _replace(module, name, sending)
 
 
-def _note_replacement(name: str) -> None:
+def _wrap_exec(name: str) -> None:
     """Wrap a function that executes another program in this process, and write an event."""
     original = getattr(os, name)
 
@@ -507,7 +507,7 @@ def _note_replacement(name: str) -> None:
     _replace(os, name, executing)
 
 
-def _note_exit() -> None:
+def _wrap_exit() -> None:
     """Wrap ``os._exit``, and write the status and the exception that is being handled."""
     original = os._exit
 
@@ -519,7 +519,7 @@ def _note_exit() -> None:
     os._exit = _like(original, exiting)
 
 
-def _note_rank() -> None:
+def _wrap_putenv() -> None:
     """Wrap ``os.putenv``, and write an event if a process sets its rank."""
     original = os.putenv
 

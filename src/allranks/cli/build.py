@@ -51,7 +51,7 @@ class Options(Selection):
         "if the build fails, record the error here as the result of each job of the plan",
         type=Path,
     )
-    dry_run: bool = flag("--dry-run", _WHERE, "print the names and content keys of the images, and stop")
+    dry_run: bool = flag("--dry-run", _WHERE, "print the names and references of the images, and stop")
 
 
 def run(options: Options) -> ExitCode:

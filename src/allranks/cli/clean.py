@@ -92,7 +92,7 @@ def _clean_images(options: Options) -> ExitCode:
 
     limits = PruneLimits(unused=options.older_than, size=None if options.keep_size is None else int(options.keep_size))
     if options.dry_run and not options.json:
-        say(inventory.render(inventory.every_image(), time.time()) + "\n")
+        say(inventory.render(inventory.our_images(), time.time()) + "\n")
     done = (inventory.preview if options.dry_run else inventory.prune)(limits, warn if options.json else say)
     if options.json:
         say_json(images=[_object(image) for image in done.left], removed=[_object(image) for image in done.removed])

@@ -194,7 +194,7 @@ def _in_memory(name: str, target: str, size: int, labels: Mapping[str, str], *, 
     """A volume of limited size in memory, since few hosts can limit a volume on disk.
 
     Its content exists while a container that mounts it runs. It is as fast as a volume on disk (measured on Docker
-    20.10); a separate container that keeps it would cost half a second.
+    20.10); a second container to keep it mounted would cost half a second.
     """
     options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=0755,uid={owner},gid={owner},nosuid,nodev"}
     return Mount(target, name, type="volume", labels=dict(labels), driver_config=DriverConfig("local", options))
@@ -204,7 +204,7 @@ def _network_settings(spec: JobSpec) -> dict[str, Any]:
     """No network for one node; otherwise the job's network, in which only its nodes' names are resolved.
 
     Docker's name server resolves these names itself, and forwards all others, even out of an internal network
-    (CVE-2024-29018). It therefore forwards them to an address of the container where no server listens. Their lookup
+    (CVE-2024-29018). These settings forward them to an address of the container where no server listens. Their lookup
     ends with a timeout, which is at least one second.
     """
     if spec.agent.nodes == 1:

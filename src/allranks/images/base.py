@@ -192,7 +192,7 @@ def read_probe(output: str, *, base: str) -> ImagePython:
 
 
 def platform_tags(glibc: str, machine: str) -> tuple[str, ...]:
-    """The platform tags that a glibc supports, the newest first (PEP 600, and PEP 599 for its alias).
+    """The platform tags that a glibc supports, the newest first (PEP 600; PEP 599 for manylinux2014).
 
     Args:
         glibc: Version of the C library, such as ``2.36``.

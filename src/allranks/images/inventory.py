@@ -78,11 +78,11 @@ class _AnyImage:
 def list_images(client: APIClient, is_needed: Callable[[str], bool]) -> tuple[StoredImage, ...]:
     """Every image of allranks in a daemon, the least recently used first."""
     with reported("The images could not be listed.", remedy="Check that the daemon answers (docker version)."):
-        every_image = list(_inspect_all(client))
+        all_images = list(_inspect_all(client))
         containers = client.containers(all=True)
-    ours = [image for image in every_image if image.is_ours]
-    users = {image.id: _users(image, every_image, containers, is_needed) for image in ours}
-    images = [_stored(image, ours, every_image, users) for image in ours]
+    ours = [image for image in all_images if image.is_ours]
+    users = {image.id: _users(image, all_images, containers, is_needed) for image in ours}
+    images = [_stored(image, ours, all_images, users) for image in ours]
     return tuple(sorted(images, key=lambda image: (image.used, -len(image.diffs))))
 
 
@@ -118,26 +118,26 @@ def _seconds(text: str) -> float:
 
 def _users(
     image: _AnyImage,
-    every_image: Sequence[_AnyImage],
+    all_images: Sequence[_AnyImage],
     containers: Iterable[Mapping[str, Any]],
     is_needed: Callable[[str], bool],
 ) -> tuple[str, ...]:
-    """The users of the image itself, without those of its children."""
+    """The users of the image, without those of our images that are based on it."""
     found = [str(container["Names"][0]).lstrip("/") for container in containers if container["ImageID"] == image.id]
     if any(is_needed(name) for name in image.own_names):
         found.append(RUN)
-    others = (other for other in every_image if not other.is_ours and other.id != image.id)
-    has_children = any(other.diffs == image.diffs or _is_based_on(other.diffs, image.diffs) for other in others)
-    if has_children or len(image.own_names) < len(image.names):
+    others = (other for other in all_images if not other.is_ours and other.id != image.id)
+    has_foreign_children = any(other.diffs == image.diffs or _is_based_on(other.diffs, image.diffs) for other in others)
+    if has_foreign_children or len(image.own_names) < len(image.names):
         found.append(OTHERS)
     return tuple(found)
 
 
 def _stored(
-    image: _AnyImage, ours: Sequence[_AnyImage], every_image: Sequence[_AnyImage], users: Mapping[str, tuple[str, ...]]
+    image: _AnyImage, ours: Sequence[_AnyImage], all_images: Sequence[_AnyImage], users: Mapping[str, tuple[str, ...]]
 ) -> StoredImage:
     children = [other for other in ours if _is_based_on(other.diffs, image.diffs)]
-    parents = (other for other in every_image if _is_based_on(image.diffs, other.diffs))
+    parents = (other for other in all_images if _is_based_on(image.diffs, other.diffs))
     return StoredImage(
         id=image.id,
         names=image.own_names,
@@ -201,7 +201,7 @@ def remove(client: APIClient, chosen: Iterable[StoredImage], progress: Progress)
 def _remove_unless_used(client: APIClient, image: StoredImage) -> str:
     """Remove an image, or return why it is kept.
 
-    The lock of a run on another host or in another container is not visible, but the time of its last use is.
+    The lock of a run on another host or in another container is not visible, but the image's last use is.
     """
     with ExitStack() as locks:
         if not all(locks.enter_context(exclusive_lock(image_lock(name))) for name in image.names):
@@ -227,7 +227,7 @@ class Pruning(NamedTuple):
     left: tuple[StoredImage, ...]
 
 
-def every_image() -> tuple[StoredImage, ...]:
+def our_images() -> tuple[StoredImage, ...]:
     """List every image of allranks, the least recently used first."""
     with _daemon() as client:
         return _list_images(client)
@@ -235,7 +235,7 @@ def every_image() -> tuple[StoredImage, ...]:
 
 def preview(limits: PruneLimits, progress: Progress) -> Pruning:
     """Report what :func:`prune` would remove."""
-    images = every_image()
+    images = our_images()
     chosen = to_remove(images, _or_default(limits), time.time())
     left = tuple(image for image in images if image not in chosen)
     for image in chosen:

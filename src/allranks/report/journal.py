@@ -200,7 +200,7 @@ class JournalReader:
 
     def _pass(self, passed: Passed) -> None:
         if not len(passed.ranks) == len(passed.arrived) == len(passed.seconds):
-            msg = "has different numbers of ranks and times"
+            msg = "does not have one time per rank"
             raise RecordError(msg)
         for rank in passed.ranks:
             _check_rank(rank, passed.world_size)

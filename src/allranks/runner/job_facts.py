@@ -290,7 +290,7 @@ def _agent_error(what: str, why: str) -> JobError:
     """The error of an agent that raised an exception."""
     if full := _UNWRITABLE.search(f"{what}\n{why}"):
         remedy = (
-            "Raise limits.disk_mib if the tests filled the job's folders (results: at most 512 MiB). If the host's "
+            "Raise limits.disk_mib if the tests filled the job's folders; results always have 512 MiB. If the host's "
             "disk is full, free space in TMPDIR or Docker's folder. Then resume: allranks run --resume."
         )
         return JobError(kind="infrastructure", what="The agent could not write.", why=full[0], remedy=remedy)

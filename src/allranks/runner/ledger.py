@@ -131,7 +131,7 @@ class Ledger:
             ContradictionError: A follower reported outcomes of a test that was never collected.
         """
         if unknown := self._uncollected - self._collected:
-            _reject(f"reports an outcome of {min(unknown)[:200]!r}, which the lead node's agent has not collected.")
+            _reject(f"reports on {min(unknown)[:200]!r}, which the lead node's agent has not collected.")
 
     def _check_order(self, node: int, record: Record) -> None:
         name = type(record).__name__

@@ -34,7 +34,7 @@ def random_key(seed: int, name: str) -> str:
 
 
 GANG_SECONDS = 0.2
-"""Assumed overhead of a unit, mostly the start of its ranks; measured: 0.1 s to 0.6 s on two idle to overloaded cores.
+"""Assumed overhead of a unit, mostly the start of its ranks; measured: 0.1 s to 0.6 s on two cores, idle or overloaded.
 
 Without it, a hundred tests of a millisecond, each in its own ranks, would count as much as one of 0.1 s. With it, the
 longest of 2, 4 or 8 shards of torch's distributed_test is within 2 % of the mean if the true value is 0.1 to 0.5 s.

@@ -1,14 +1,14 @@
 """Stacks of a stuck rank, and of the processes that it has started: spawned ranks, a pool, ``torchrun``.
 
 A rank writes its own stacks on a signal. py-spy (https://github.com/benfred/py-spy) is used if it is installed, but
-never required. Its ``--native`` mode attaches to the process by ptrace(2), which works as the same user, even without
-``SYS_PTRACE``, unless the kernel's Yama is in its restricted mode; ranks allow it by
+never required. Its ``--native`` mode attaches to the process by ptrace(2), which works as the same user without
+``SYS_PTRACE``, and under Yama's restricted mode because ranks allow it by
 :func:`allranks.agent.linux.allow_tracing`. py-spy cannot attach to a stopped process, whose Python frames are read in
 non-blocking mode instead.
 
 Child processes of a rank are inspected when the rank and all that it has started are about to be killed. Without
 py-spy, they write their stacks themselves. A fork of the rank writes to the rank's stack file. Another Python program
-whose standard error is the rank's writes there on SIGABRT, and then ends (faulthandler does this, because ranks set
+that shares the rank's standard error writes there on SIGABRT, and then ends (faulthandler does this, because ranks set
 ``PYTHONFAULTHANDLER``). For other processes, there is only the kernel's information.
 """
 
@@ -367,7 +367,7 @@ def _stacks_from_fork(pid: int, file: StackFile) -> str:
 
 def _stacks_from_abort(pid: int, read_stderr: Callable[[], str]) -> str:
     before = len(read_stderr())
-    # 1 keeps even a kernel that pipes core files to a program from writing one (core(5)).
+    # A limit of 1 prevents core files, even if the kernel pipes them to a program (core(5)).
     _, hard_limit = resource.prlimit(pid, resource.RLIMIT_CORE)
     resource.prlimit(pid, resource.RLIMIT_CORE, (1 if hard_limit else 0, hard_limit))
     linux.signal_process(pid, signal.SIGABRT)

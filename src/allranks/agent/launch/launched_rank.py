@@ -127,7 +127,7 @@ class LaunchedRank:
         return Phase(when=when, outcome=Outcome.PASSED, duration=monotonic() - began), None
 
     def _note(self, error: BaseException) -> None:
-        """Store what the rank was waiting for when it failed; creating the report takes a while."""
+        """Store what the rank was waiting for when it failed, before the slow report."""
         self._wait = self._calls.wait_of_failure(error)
 
     def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:

@@ -205,7 +205,7 @@ def _check_as_the_class_does(case: Any, check: Any, fn: Callable[[], object], el
 
 def _run_rank(handles: list[RankHandle], launched: LaunchedRank, options: RankOptions) -> int:
     """Run in a fork: run the target that torch prepared for a process."""
-    # torch's ranks do not have these variables, and one of torch's tests checks that ``env://`` reports them missing.
+    # torch's ranks lack RANK and LOCAL_RANK, and one of torch's tests checks that ``env://`` reports them missing.
     forget_rank()
     outcome = launched.run(options, lambda: _run(handles[launched.number]))
     return _EXCEPTION_STATUS if outcome.is_bad else 0

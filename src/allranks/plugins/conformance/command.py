@@ -35,7 +35,7 @@ Tables = Mapping[str, "CapabilityTable"]
 _SKIPS: Final = "allranks.testing.unsupported_skips"
 
 _GROUP_LIMIT: Final = 6
-"""The process group's time limit as a multiple of the test's limit, which must end first to name the hanging rank."""
+"""The process group's limit, in test limits: a test must time out first, so that the hanging rank is named."""
 
 _LONGEST: Final = 3600
 """The most seconds of ``--time-limit``: the limit of a process group, a multiple of it, must fit into timers."""
@@ -101,7 +101,7 @@ class Options(JobOptions):
         "interpreter with torch, for the process engine (default: that of allranks, if it has torch)",
     )
     torch: str | None = option(
-        "--torch VERSION", _WHERE, "torch of an image or environment (default: the installed one)"
+        "--torch VERSION", _WHERE, "torch for an image or environment (default: the installed version)"
     )
     image: str | None = option("--image NAME", _WHERE, "prebuilt image to run in")
     compare: Path | None = option(
@@ -140,8 +140,8 @@ def _check_names(options: Options) -> None:
         msg = f"{options.backend!r} cannot be the name of a backend."
         remedy = "torch lower-cases names: write a lower-case letter, then lower-case letters, digits and '_'."
         raise UsageError(msg, remedy=remedy)
-    own = "To test your own backend, name the module that registers it: --import MODULE."
-    if options.module is None and (problem := backend_problem(options.backend, (), own)):
+    hint = "To test your own backend, name the module that registers it: --import MODULE."
+    if options.module is None and (problem := backend_problem(options.backend, (), hint)):
         what, remedy = problem
         msg = f"--backend: {what}."
         raise UsageError(msg, remedy=remedy)
@@ -186,8 +186,8 @@ def _expansion(options: Options, python_path: tuple[Path, ...]) -> Expansion:
         Cell(backend=options.backend, world_size=size, gpu_count=size if uses_gpus else 0, init_method="tcp")
         for size in options.world_size
     )
-    own = installed_torch()[0]
-    python = options.python or (sys.executable if own else None)
+    installed = installed_torch()[0]
+    python = options.python or (sys.executable if installed else None)
     plugins = (_SKIPS, *([options.module] if options.module else []))
     suite = Suite(
         name=options.suite,
@@ -198,7 +198,7 @@ def _expansion(options: Options, python_path: tuple[Path, ...]) -> Expansion:
         pytest_args=tuple(word for plugin in plugins for word in ("-p", plugin)),
     )
     packages = () if options.engine == "process" and python else ("numpy",)
-    torch = None if options.image else options.torch or own or DEFAULT_TORCH
+    torch = None if options.image else options.torch or installed or DEFAULT_TORCH
     image = Image(name="conformance", image=options.image, torch=torch, packages=() if options.image else packages)
     seconds = float(options.time_limit)
     matrix = Matrix(
@@ -243,9 +243,9 @@ def _read(path: Path) -> Tables:
         raise UsageError(msg, why=f"{error}.", remedy=remedy) from error
 
 
-def _newest_table(backend: str, paths: Iterable[Path], own: Path) -> Path | None:
+def _newest_table(backend: str, paths: Iterable[Path], current: Path) -> Path | None:
     """The newest table of a backend, except that of this run."""
-    others = [path for path in paths if not path.parent.is_symlink() and path.parent.name != own.parent.name]
+    others = [path for path in paths if not path.parent.is_symlink() and path.parent.name != current.parent.name]
     for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(UsageError):
             if backend in _read(path):
