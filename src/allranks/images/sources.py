@@ -111,8 +111,11 @@ def build_until_stable(folder: Path, build: Callable[[str], T], progress: Progre
 
 
 def _newest(folder: Path) -> str:
-    """Which file of a project was written last."""
-    newest = max(_project_files(str(folder)), key=lambda entry: entry.stat().st_mtime_ns, default=None)
+    """Which file of a project was written last; empty if it cannot be read anymore."""
+    try:
+        newest = max(_project_files(str(folder)), key=lambda entry: entry.stat().st_mtime_ns, default=None)
+    except OSError:
+        return ""
     return f" (newest file: {os.path.relpath(newest, folder)})" if newest else ""
 
 
