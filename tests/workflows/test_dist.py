@@ -232,7 +232,7 @@ def test_a_machine_that_cannot_run_its_pack_tells_why_everywhere_and_a_rerun_men
     assert [NO_DAEMON in error for error in errors_of(report)] == [True]
     assert f"**Cause:** {NO_DAEMON}" in report.summary
     assert "left no results" not in report.summary
-    cause = f"{NO_DAEMON} \\(pack {OTHER}; exit code 4\\)"
+    cause = f"{NO_DAEMON} \\(batch {OTHER}; exit code 4\\)"
     assert gate_of(refused).summary.startswith(f"**The gate is closed:** {cause}\n")
     assert "- exit code of the merged report: 4 where it must be 0" in gate_of(refused).summary
     assert again(SUITE, of=refused).results["gate"] == "success"

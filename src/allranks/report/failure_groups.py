@@ -115,7 +115,7 @@ class Failure:
         parts = [f"{count} tests{cells}"] if count > 1 else []
         if self.packs:
             more = f" and {len(self.packs) - _PACKS_SHOWN} more" if len(self.packs) > _PACKS_SHOWN else ""
-            parts.append(f"pack{'s' * (len(self.packs) > 1)} {', '.join(self.packs[:_PACKS_SHOWN])}{more}")
+            parts.append(f"batch{'es' * (len(self.packs) > 1)} {', '.join(self.packs[:_PACKS_SHOWN])}{more}")
         if count > 1 or any(len(failures.ranks) > 1 for failures in self.ranks.values()):
             parts += failed_ranks(self.ranks)
         return "; ".join(parts)

@@ -59,12 +59,12 @@ def gathered(repository, monkeypatch):
     return write
 
 
-def test_on_github_the_reason_of_a_machine_is_an_output_that_names_its_pack(allranks, gathered):
+def test_on_github_the_reason_of_a_machine_is_an_output_that_names_its_batch(allranks, gathered):
     outputs = gathered(error=MACHINE)
     assert allranks("report", "r")[0] == 4
-    assert outputs.read_text() == "reason=No GPUs | here. (pack cpu-g0-1of1; exit code 4)\n"
+    assert outputs.read_text() == "reason=No GPUs | here. (batch cpu-g0-1of1; exit code 4)\n"
     assert json.loads(allranks("report", "r", "--json")[1])["failures"][0]["packs"] == ["cpu-g0-1of1"]
-    assert "**Cause:** No GPUs \\| here. \\(pack cpu-g0-1of1; exit code 4\\)\n" in Path("r/summary.md").read_text()
+    assert "**Cause:** No GPUs \\| here. \\(batch cpu-g0-1of1; exit code 4\\)\n" in Path("r/summary.md").read_text()
 
 
 def test_on_github_a_failing_test_is_annotated_with_its_path_in_the_repository(allranks, gathered):
