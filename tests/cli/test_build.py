@@ -68,7 +68,7 @@ def test_a_failed_build_is_the_result_of_each_job_of_the_plan(capsys, monkeypatc
     assert main(["report", "r/latest"]) == 2
     out = capsys.readouterr().out
     assert "--push needs --registry." in out
-    assert "(2 tests in 2 cells; packs cpu-g0-1of1, cuda-g2-1of1)" in out
+    assert "(2 tests in 2 cells; batches cpu-g0-1of1, cuda-g2-1of1)" in out
 
 
 @pytest.mark.docker

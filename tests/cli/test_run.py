@@ -260,7 +260,7 @@ def test_an_error_before_a_pack_begins_is_the_result_of_its_jobs(plan_machines, 
     assert machine(*asked, "--gpus", "7")[0] == 2
     code, out, _ = allranks("report", "results/latest")
     assert (code, out.count("There is no GPU 7 on this host.")) == (2, 1)
-    assert "(3 tests in 2 cells; pack all-g0-1of1)" in out
+    assert "(3 tests in 2 cells; batch all-g0-1of1)" in out
     assert "nccl" not in out
 
 

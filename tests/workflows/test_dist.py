@@ -250,7 +250,7 @@ def test_an_image_that_cannot_be_built_is_the_reason_of_every_cell(site, tmp_pat
     }  # fmt: skip
     why = "The packages of image cpu could not be resolved."
     assert [[why in error for error in errors_of(refused.job(job))] for job in ("image", "report")] == [[True], [True]]
-    cause = rf"{why}.*\(2 tests in 2 cells; packs {GOOD}, {OTHER}; exit code 4\\\)"
+    cause = rf"{why}.*\(2 tests in 2 cells; batches {GOOD}, {OTHER}; exit code 4\\\)"
     assert re.search(rf"\*\*Cause:\*\* {cause}", refused.job("report").summary)
     assert gate_of(refused).summary.startswith(f"**The gate is closed:** image: {why}")
 

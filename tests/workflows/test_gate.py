@@ -109,7 +109,7 @@ def test_without_a_plan_its_reason_comes_first_and_the_consequences_are_one_line
 @pytest.mark.parametrize(
     ("reasons", "cause"),
     [
-        ({"image": "No base.", "report": "No base. (packs a, b; exit code 4)"}, "image: No base."),
+        ({"image": "No base.", "report": "No base. (batches a, b; exit code 4)"}, "image: No base."),
         ({"run": "A fork.", "report": "The job left no results. (exit code 3)"}, "run: A fork."),
         ({"report": "No driver. (batch a; exit code 4)"}, "No driver. \\(batch a; exit code 4\\)"),
         ({}, ""),

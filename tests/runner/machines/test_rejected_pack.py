@@ -116,11 +116,11 @@ def test_the_report_leads_with_the_error_and_names_the_pack(reject, gather):
     assert code_of(merged) == ExitCode.INFRASTRUCTURE
     rejected, lost = merged.failures
     assert rejected.message == "There are 2 GPUs too few."
-    assert rejected.impact.endswith("; pack cuda-g2-1of1")
+    assert rejected.impact.endswith("; batch cuda-g2-1of1")
     assert rejected.traceback == ("No driver.", "Install one.")
     assert "left no results" in lost.message
     assert lost.more >= rejected.more
-    assert lost.impact.endswith("; pack cpu-g0-1of1")
+    assert lost.impact.endswith("; batch cpu-g0-1of1")
 
 
 def test_jobs_that_have_begun_are_not_changed(reject):
