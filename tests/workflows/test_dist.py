@@ -206,7 +206,7 @@ def test_results_of_an_earlier_plan_stand_in_for_nothing(again):
 
     renewed = again(change=plan_anew)
     assert renewed.results["gate"] == "failure"
-    assert "did not start, or its results were lost. (2 tests in 2 cells; packs " in renewed.job("report").summary
+    assert "did not start, or its results were lost. (2 tests in 2 cells; batches " in renewed.job("report").summary
 
 
 def test_a_fork_without_a_reviewer_closes_it_and_gets_no_machine_of_the_user_s(again):
