@@ -242,7 +242,7 @@ class _Representation(TerminalRepr):
         if primary and (text := own_text(primary)) != primary.message:
             yield text if is_long else text.partition(OUTSIDE)[0]
         if is_long or not primary:
-            yield from (text for ranks, text in sections(self.test.ranks, primary) if primary not in ranks)
+            yield from (section.text for section in sections(self.test.ranks, primary) if primary not in section.ranks)
 
 
 def _write_traceback(text: str, tw: TerminalWriter) -> None:

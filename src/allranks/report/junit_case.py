@@ -28,7 +28,7 @@ from allranks.protocol.xml_text import (
     element_text,
     readable,
 )
-from allranks.report.judge.rules import own_text, sections
+from allranks.report.judge.rules import sections
 from allranks.report.judged import JobSummary
 from allranks.report.results import PassedRanks, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
 
@@ -282,12 +282,11 @@ def locations_of_texts(test: TestVerdict, text: str) -> str:
 def _locations(test: TestVerdict, text: str) -> Iterator[str]:
     end = 0
     primary = test.primary if test.verdict.rule in _RULES_WITH_PRIMARY_FAILURE else None
-    for ranks, section in sections(test.ranks, primary):
+    for ranks, section, own in sections(test.ranks, primary):
         start = text.find(section, end)
         if start < 0:
             continue
         end = start + len(section)
-        own = own_text(ranks[0])
         yield f"{compact_numbers(rank.rank for rank in ranks)}@{end - len(own)}+{len(own)}"
 
 

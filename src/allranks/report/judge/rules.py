@@ -53,8 +53,7 @@ rules are in the sibling modules: ``accounting`` and ``judging`` (6 to 8), ``att
 ``exit_code`` (6, 13 and 14).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from allranks.errors import ExitCode
@@ -219,12 +218,16 @@ def _finished_earlier(ranks: Sequence[RankResult], primary: RankResult) -> str:
 
 def _still_running(ranks: Sequence[RankResult]) -> str:
     """Where the aborted ranks were: the timeout of a peer often names the wrong rank."""
-    by_message = by_key((rank.message, rank.rank) for rank in _with(Outcome.ABORTED, ranks))
-    groups = [f"{named_ranks(group)}: {message}" for message, group in by_message.items()]
-    rest = sum(map(len, [*by_message.values()][_MOST_PARTS:]))
-    more = [f"and {rest} more rank{'' if rest == 1 else 's'}"] if rest else []
-    shown = "; ".join([*groups[:_MOST_PARTS], *more])
+    shown = _by_rank(by_key((rank.message, rank.rank) for rank in _with(Outcome.ABORTED, ranks)))
     return f" ({shown})" if shown else ""
+
+
+def _by_rank(messages: Mapping[str, Sequence[int]]) -> str:
+    """The first messages, each with its ranks, and the number of ranks with others."""
+    groups = [f"{named_ranks(group)}: {message}" for message, group in messages.items()]
+    rest = sum(map(len, [*messages.values()][_MOST_PARTS:]))
+    more = [f"and {rest} more rank{'' if rest == 1 else 's'}"] if rest else []
+    return "; ".join([*groups[:_MOST_PARTS], *more])
 
 
 def _missing(ranks: Sequence[RankResult]) -> str:
@@ -307,7 +310,8 @@ def _unaccounted_message(
         cause = f" Primary failure: {_rank_message(primary.result)}" if primary else ""
         return f"{_missing_message(missing)}.{cause}"
     if unexplained:
-        why = _messages_by_rank(unexplained) or "the supervisor itself failed"
+        messages = by_key((rank.message.rstrip("."), rank.rank) for rank in unexplained if rank.message)
+        why = next(iter(messages)) if len(messages) == 1 else _by_rank(messages) or "the supervisor itself failed"
         were = "was" if len(unexplained) == 1 else "were"
         who = named_ranks([rank.rank for rank in unexplained])
         return f"{who} {were} aborted, although no rank had failed: {why}."
@@ -317,14 +321,6 @@ def _unaccounted_message(
 def _missing_message(missing: Sequence[RankResult]) -> str:
     are = "is" if len(missing) == 1 else "are"
     return f"{named_ranks([rank.rank for rank in missing])} {are} missing: {_messages(missing) or NO_RESULT}"
-
-
-def _messages_by_rank(ranks: Sequence[RankResult]) -> str:
-    """The first distinct messages of ranks, each with its ranks if there are several."""
-    groups = by_key((rank.message.rstrip("."), rank.rank) for rank in ranks if rank.message)
-    if len(groups) == 1:
-        return next(iter(groups))
-    return "; ".join(f"{named_ranks(of)}: {message}" for message, of in islice(groups.items(), _MOST_PARTS))
 
 
 def _messages(ranks: Sequence[RankResult]) -> str:
@@ -357,27 +353,35 @@ def _text(ranks: Sequence[RankResult], primary: PrimaryFailure | None) -> str:
     """All ranks in the first line, then the text of the primary failure, then the texts of the others."""
     first = primary.result if primary else None
     head = [rank_summary(ranks, first), primary.caveat if primary else ""]
-    texts = [section for _, section in sections(ranks, first)]
+    texts = [section.text for section in sections(ranks, first)]
     # The primary failure gets half of the space, however much text the other ranks have.
     first_text = cut(texts.pop(0), _HALF) if first else ""
     rest = cut("\n\n".join(texts), _HALF)
     return "\n\n".join(part for part in ("\n".join(line for line in head if line), first_text, rest) if part)
 
 
-def sections(ranks: Sequence[RankResult], primary: RankResult | None) -> Iterator[tuple[Sequence[RankResult], str]]:
+class RankSection(NamedTuple):
+    """The part of a verdict's text about some ranks."""
+
+    ranks: Sequence[RankResult]
+    text: str
+    own: str  # the end of the text: what :func:`own_text` returns for these ranks
+
+
+def sections(ranks: Sequence[RankResult], primary: RankResult | None) -> Iterator[RankSection]:
     """The parts of a verdict's text: the primary failure, if any, then each group of ranks with equal reports."""
     if primary is not None:
-        yield [primary], _section([primary])
+        yield _section([primary])
     others = [rank for rank in ranks if rank.outcome not in _PASSES and rank is not primary]
     for group in by_key(((rank.outcome, rank.message, rank.text), rank) for rank in others).values():
-        yield group, _section(group)
+        yield _section(group)
 
 
-def _section(ranks: Sequence[RankResult]) -> str:
+def _section(ranks: Sequence[RankResult]) -> RankSection:
     rank, *_ = ranks
-    text = own_text(rank)
-    body = f"\n{text}" if text != rank.message else ""
-    return f"{_sentence(ranks, rank.message)}{body}"
+    own = own_text(rank)
+    body = f"\n{own}" if own != rank.message else ""
+    return RankSection(ranks, f"{_sentence(ranks, rank.message)}{body}", own)
 
 
 def own_text(rank: RankResult) -> str:
