@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from allranks.cli.existing_tests import files_in_no_suite
 from allranks.cli.options import (
     engine_option,
     gpu_mode,
@@ -145,8 +144,11 @@ def _run_here(expansion: Expansion, options: Options, engine: "Engine | None") -
     if options.is_resuming:
         return _resume(expansion, options, engine)
     jobs, given = selected_jobs(expansion, options), _own_run_options(expansion, options, engine)
-    is_whole = not (options.cells or options.suite or options.pytest_args)
-    notes = files_in_no_suite(expansion.matrix) if is_whole else ()
+    notes: Iterable[str] = ()
+    if not (options.cells or options.suite or options.pytest_args):
+        from allranks.cli.existing_tests import files_in_no_suite  # noqa: PLC0415 - no other run needs it
+
+        notes = files_in_no_suite(expansion.matrix)
     return run_with_verdict(expansion, jobs, given, can_resume=True, notes=notes)
 
 
