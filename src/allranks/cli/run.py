@@ -287,8 +287,8 @@ def _left_in(wider: "EarlierRun", expansion: Expansion, scope: "RerunScope") -> 
     jobs = wider.planned(plan(expansion.matrix, expansion.cells, wider.suites))
     if left := wider.remaining(jobs, scope):
         yield (
-            f"The resumed run selected only some tests. The run {wider.run_id} before it has failed or missing tests in "
-            f"{named(list(left))}."
+            f"The resumed run selected only some tests. The run {wider.run_id} before it has failed or missing tests "
+            f"in {named(list(left))}."
         )
         yield f"To resume that one: {RUN_ID_VARIABLE}={wider.run_id} allranks run --lf"
 
