@@ -2,14 +2,11 @@
 
 import io
 import re
-import threading
-from dataclasses import replace
 
 import pytest
 from scripted_engine import failed
 
-from allranks.protocol.config import TimeLimits
-from allranks.protocol.records import Printed, TestStarted
+from allranks.protocol.records import Printed, TestSlow
 from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
 from allranks.report.run_files import JobError
@@ -82,20 +79,11 @@ def test_a_plain_console_prints_all_lines(lines, tmp_path):
 
 
 @pytest.mark.parametrize("environ", [{}, {"GITHUB_ACTIONS": "true"}], ids=["a log", "a workflow's log"])
-def test_a_hang_is_visible_in_a_log_while_it_lasts(lines, make_spec, environ):
-    spec, tests, printed = make_spec(), Tests(), threading.Event()
-    limits = TimeLimits(process_group=0.1, test=300, job=900, peer_grace=3)
-
-    def say(line):
-        lines(line)
-        if "slow" in line:
-            printed.set()
-
-    with console_for(say, environ=environ) as console, console.watch([spec.job_id]) as live:
-        live.job_started(replace(spec, agent=replace(spec.agent, limits=limits)), tests)
-        tests.update(TestStarted(nodeid="suite/test_a.py::test_hang"))
-        assert printed.wait(20)
-    assert f"{spec.job_id}: slow: suite/test_a.py::test_hang has been running for 0 s" in lines
+def test_a_hang_is_visible_in_a_log_while_it_lasts(lines, environ):
+    slow = TestSlow(nodeid="t.py::test_hang", seconds=30.0, ended=(0, 1), locations=())
+    with console_for(lines, environ=environ) as console, console.watch(["a/s"]) as live:
+        live.take("a/s", slow)
+        assert "a/s: slow: t.py::test_hang has been running for 30 s: ranks 0, 1 have ended" in lines
 
 
 def test_control_sequences_of_tests_are_escaped(lines):

@@ -7,11 +7,13 @@ from scripted_engine import FINISHED, PASSED, facts_of, failed
 from allranks.engines.base import Placement
 from allranks.protocol.config import TimeLimits
 from allranks.protocol.outcomes import Outcome
-from allranks.protocol.records import Collected, Passed, Printed, Repeated, TestStarted
+from allranks.protocol.records import Collected, Location, Passed, Printed, Repeated, TestSlow, TestStarted
 from allranks.protocol.repetitions import RepetitionTally
 from allranks.report.run_files import JobError
 from allranks.runner.listener import RunListener
 from allranks.runner.progress import Tests
+
+SLOW = TestSlow(nodeid="t", seconds=30.0, ended=(), locations=())
 
 
 @pytest.fixture
@@ -165,16 +167,25 @@ def started(listener, make_spec, *nodeids):
     return spec.job_id, tests
 
 
-def test_a_slow_test_is_reported_at_half_of_the_limit_and_when_its_duration_doubles(live, lines, make_spec, now):
-    job_id, _ = started(live, make_spec, "suite/test_a.py::test_hang")
-    del lines[:]
-    seen = []
-    for now[0] in map(float, range(100)):
-        before = len(lines)
-        live.report_progress()
-        seen += [now[0]] * (len(lines) - before)
-    assert seen == [10, 20, 40, 80]
-    assert lines[0] == f"{job_id}: slow: suite/test_a.py::test_hang has been running for 10 s"
+def at(*ranks, frame="", is_waiting=False):
+    return Location(ranks=ranks, frame=frame, is_waiting=is_waiting)
+
+
+@pytest.mark.parametrize(
+    ("ended", "locations", "text"),
+    [
+        ((0,), [at(1, frame="t.py:7 in f")], "rank 0 has ended; rank 1 is at t.py:7 in f"),
+        ((0, 3), [at(1, 2, frame="t:7", is_waiting=True)], "ranks 0, 3 have ended; ranks 1, 2 are waiting at t:7"),
+        ((), [at(0, is_waiting=True), at(1)], "rank 0 is waiting; rank 1 is running"),
+        (
+            (), [at(rank, frame=f"t.py:{rank}") for rank in range(6)],
+            "rank 0 is at t.py:0; rank 1 is at t.py:1; rank 2 is at t.py:2; rank 3 is at t.py:3; 2 more places",
+        ),
+    ],
+)  # fmt: skip
+def test_a_slow_test_is_reported_with_the_locations_of_its_ranks(live, lines, ended, locations, text):
+    live.take("a/s", TestSlow(nodeid="t.py::f", seconds=30.4, ended=ended, locations=tuple(locations)))
+    assert lines == [f"a/s: slow: t.py::f has been running for 30 s: {text}"]
 
 
 def test_a_log_has_a_summary_each_minute(lines, make_spec, now):
@@ -191,29 +202,19 @@ def test_a_log_has_a_summary_each_minute(lines, make_spec, now):
     assert f"jobs: 1 running; tests: 1 passed of 3; 1:00; {job_id}: u has been running for 60 s" in lines
 
 
-def test_a_test_that_has_ended_or_restarted_is_not_slow(live, lines, make_spec, now):
-    _, tests = started(live, make_spec, "t", "u")
-    del lines[:]
-    now[0] = 30.0
+def test_a_test_that_has_ended_or_restarted_is_not_slow(live, make_spec):
+    job_id, tests = started(live, make_spec, "t", "u")
+    for record in (SLOW, replace(SLOW, nodeid="u")):
+        tests.update(record)
+    assert job(live, job_id).has_slow_test
     tests.update(PASSED)
+    assert job(live, job_id).has_slow_test
     tests.update(TestStarted(nodeid="u", number=2))
-    live.report_progress()
-    assert lines == []
+    assert not job(live, job_id).has_slow_test
 
 
-def test_the_tests_of_a_job_that_has_ended_are_not_slow(live, lines, make_spec, now):
-    job_id, tests = started(live, make_spec, "t")
-    live.job_ended(job_id, tests, 5.0, None)
-    del lines[:]
-    now[0] = 1000.0
-    live.report_progress()
-    assert lines == []
-
-
-def test_a_quiet_run_does_not_report_slow_tests(quiet, lines, make_spec, now):
-    started(quiet, make_spec, "t")
-    now[0] = 1000.0
-    quiet.report_progress()
+def test_a_quiet_run_does_not_report_slow_tests(quiet, lines):
+    quiet.take("a/s", SLOW)
     assert lines == []
 
 
@@ -231,12 +232,10 @@ def test_a_log_has_the_failure_rate_after_ten_seconds_and_then_less_often(live, 
     assert seen[-1] - seen[-2] > 30
 
 
-def test_failures_are_red_and_slow_tests_yellow(lines, make_spec, now):
+def test_failures_are_red_and_slow_tests_yellow(lines, make_spec):
     listener = RunListener(lines, paint=lambda text, color: f"<{color}>{text}")
     job_id, tests = started(listener, make_spec, "t")
-    now[0] = 15.0
-    listener.report_progress()
-    for record in (PASSED, failed("u", 1, "no")):
+    for record in (SLOW, PASSED, failed("u", 1, "no")):
         tests.update(record)
         listener.take(job_id, record)
     listener.job_ended(job_id, tests, 20.0, None)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from allranks.protocol.records import Location, TestSlow
 from allranks.runner.listener import RunListener
 from allranks.runner.progress import STATES, JobProgress, RunningTest, Tests
 from allranks.runner.terminal import render
@@ -23,12 +24,19 @@ def counted(*running, passed=0, skipped=0, failed=0, **more):
 
 
 BAD = counted(passed=30, skipped=5, failed=2, collected=351, first_failed="suites/test_a.py::TestB::test_c[x]")
-job = partial(JobProgress, job_id="gloo-w2-g0-env/collectives", gpus=(0, 1, 2, 6), slow_after=60)
+job = partial(JobProgress, job_id="gloo-w2-g0-env/collectives", gpus=(0, 1, 2, 6))
 DONE = job(state="done", tests=BAD, took=3671.5)
 
 
-def hanging(seconds=65.5, **more):
-    tests = counted(("suites/test_a.py::TestB::test_hang", seconds), passed=1, collected=9)
+HANGS = "suites/test_a.py::TestB::test_hang"
+SLOW = TestSlow(
+    nodeid=HANGS, seconds=60.0, ended=(1,), locations=(Location(ranks=(0,), frame="a.py:7 in f", is_waiting=True),)
+)
+
+
+def hanging(slow=SLOW, **more):
+    tests = counted((HANGS, 65.5), passed=1, collected=9)
+    tests.running[HANGS].slow = slow
     return job(state="running", tests=tests, **more)
 
 
@@ -72,13 +80,15 @@ def test_empty_columns_are_omitted():
 
 
 def test_a_running_job_shows_its_test_and_the_duration():
-    assert drawn(run_of(hanging(slow_after=300)), 120)[1].endswith("  1:05 test_hang")
+    assert drawn(run_of(hanging(slow=None)), 120)[1].endswith("  1:05 test_hang")
     two = job(state="running", tests=counted(("a::test_b", 3.5), ("a::test_a", 4.5)))
     assert drawn(run_of(two), 120)[1].endswith("  0:04 test_a and 1 more")
 
 
-def test_a_slow_test_is_marked():
-    assert drawn(run_of(hanging()), 120)[1].endswith("  slow: 1:05 test_hang")
+def test_a_slow_test_is_marked_and_shows_where_its_ranks_are():
+    assert drawn(run_of(hanging()), 120)[1].endswith(
+        "  slow: 1:05 test_hang: rank 1 has ended; rank 0 is waiting at a.py:7 …"
+    )
 
 
 def test_the_state_may_be_the_queue_status_or_the_failure_rate():
@@ -140,7 +150,6 @@ JOBS = st.builds(
     error=NAMES,
     gpus=st.lists(st.integers(0, 15), unique=True).map(tuple),
     took=st.none() | COUNTS,
-    slow_after=st.just(9),
 )
 
 

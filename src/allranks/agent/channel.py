@@ -18,7 +18,7 @@ from allranks.agent.call_log import Calls, Wait
 from allranks.agent.output import Output
 from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Phase
-from allranks.protocol.records import Passed, RankEnded
+from allranks.protocol.records import Passed, RankEnded, TestSlow
 from allranks.protocol.typed_json import RecordError, by_name, decode_line, encode_line
 
 MESSAGE_LIMIT: Final = 4 << 20
@@ -163,8 +163,8 @@ Progress = (
 )
 """Messages of a rank about its step."""
 
-Message = Progress | Debugging | RankPrinted
-"""Messages of a rank."""
+Message = Progress | Debugging | RankPrinted | TestSlow
+"""Messages of a rank; a launcher reports a slow test of its ranks."""
 
 Command = RunTest | End
 """Messages of a supervisor to a rank."""
@@ -370,7 +370,7 @@ class RankReport:
     """A message of a rank has arrived."""
 
     rank: int
-    message: Progress | Debugging
+    message: Progress | Debugging | TestSlow
     at: float  # seconds since the epoch, on the clock of the lead node
     has_foreign_data: bool = False  # other processes sent data over the rank's connection, which was discarded
     calls: Calls | None = None  # its calls in the running test, if its step is over

@@ -206,6 +206,27 @@ class TestStarted(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Location:
+    """Where some ranks of a running test are."""
+
+    ranks: tuple[int, ...]
+    frame: str  # the innermost frame of user code, as ``file:line in function``; empty if unknown
+    is_waiting: bool  # for other ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TestSlow(Record):
+    """A test has been running for long, as it has whenever that time has doubled since the last such record."""
+
+    __test__ = False  # not a test class, despite its name
+
+    nodeid: str
+    seconds: float  # since its start
+    ended: tuple[int, ...]  # the ranks that have ended it
+    locations: tuple[Location, ...]  # of the other ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Passed(Record):
     """A test has passed on some ranks, without output."""
 

@@ -36,7 +36,6 @@ from allranks.report.judge.judging import read_ranks
 from allranks.report.results import TestVerdict
 from allranks.report.run_files import JobError, Manifest
 from allranks.runner.attempt_runner import AttemptRunner, JobAttempt
-from allranks.runner.console import watching
 from allranks.runner.earlier_runs import verdict_policy_of
 from allranks.runner.host import Host, require_kernel
 from allranks.runner.request import Pdb
@@ -220,7 +219,7 @@ class RanksSession:
         tests = tuple(item.nodeid for item in session.items)
         Selection(pytest_args=self._arguments(session), only=tests).write(job.selection)
         attempt.release()
-        with watching(reporter, [attempt.job.id], reporter.report_progress), _canceled_at_interrupt(attempt):
+        with _canceled_at_interrupt(attempt):
             runner.finish(attempt, lambda: None)
         self._error = attempt.error or _compare_collections(session.items, attempt.facts.full_collection)
         self._notices = attempt.facts.notices

@@ -22,6 +22,7 @@ from allranks.protocol.records import (
     Printed,
     RankEnded,
     Record,
+    TestSlow,
     TestStarted,
 )
 from allranks.protocol.tracebacks import OUTSIDE, line_kind
@@ -32,7 +33,7 @@ from allranks.report.judge.judging import judge
 from allranks.report.judge.rules import VerdictPolicy, own_text, sections
 from allranks.report.results import XPASS, TestVerdict, VerdictKind, VerdictRule, compact, rank_summary
 from allranks.report.run_files import JobError
-from allranks.runner.listener import RunListener, slow_tests
+from allranks.runner.listener import RunListener, describe_slow
 from allranks.runner.progress import Tests
 
 _NOT_COLLECTED: Final = (
@@ -85,13 +86,6 @@ class VerdictReporter(RunListener):
         with self.lock:
             self._set_running(spec, tests)
 
-    def report_progress(self) -> None:
-        """Print newly slow tests, so that a hang is visible while it lasts."""
-        with self.lock:
-            for job in () if self._is_quiet else self.jobs:
-                for message in slow_tests(job):
-                    self._print(message, yellow=True)
-
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
         """Print nothing: the session's summary has this information."""
 
@@ -101,6 +95,8 @@ class VerdictReporter(RunListener):
             match record:
                 case Printed() if self._prints:
                     super().take(job_id, record)
+                case TestSlow() if not self._is_quiet:
+                    self._print(describe_slow(record), yellow=True)
                 case TestStarted():
                     self._report_ended(running=record.nodeid)
                     self._records.setdefault(record.nodeid, []).append(record)

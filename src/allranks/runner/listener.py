@@ -9,10 +9,10 @@ from typing import Final, Literal
 from allranks.colors import Paint, without_color
 from allranks.engines.base import JobSpec, Placement
 from allranks.protocol.outcomes import Outcome
-from allranks.protocol.records import Printed, RankEnded, Record, Repeated
+from allranks.protocol.records import Printed, RankEnded, Record, Repeated, TestSlow
 from allranks.protocol.xml_text import clipped, readable
 from allranks.report.run_files import JobError
-from allranks.runner.progress import JobProgress, State, Tests, format_counts, format_rate, summary
+from allranks.runner.progress import JobProgress, State, Tests, format_counts, format_locations, format_rate, summary
 
 Detail = Literal["quiet", "usual", "verbose"]
 """How much a run prints. ``quiet`` (``-q``) prints only problems; ``verbose`` (``-v``) adds each job's settings, and
@@ -80,9 +80,8 @@ class RunListener:
                 self.say(f"{spec.job_id}: running {_location(spec)}")
 
     def _set_running(self, spec: JobSpec, tests: Tests) -> None:
-        job, limits = self._job(spec.job_id), spec.agent.limits
+        job = self._job(spec.job_id)
         job.state, job.began, job.tests = "running", time.monotonic(), tests
-        job.slow_after = limits.process_group / 2
         self._running[spec.job_id] = job
 
     def placement_changed(self, job_id: str, placement: Placement) -> None:
@@ -94,13 +93,15 @@ class RunListener:
                 self.say(f"{job_id}: {placement.text}")
 
     def take(self, job_id: str, record: Record) -> None:
-        """Print the output of ranks, and each job's first primary failure, or all failures if the run is verbose."""
+        """Print the output of ranks, slow tests, and each job's first primary failure, or all if the run is verbose."""
         with self.lock:
             match record:
                 case Printed():
                     self._show_output(job_id, record)
                 case Repeated():
                     self._job(job_id).rate = format_rate(record)
+                case TestSlow() if self.detail != "quiet":
+                    self.say(self.paint(f"{job_id}: {describe_slow(record)}", "yellow"))
                 case RankEnded() if record.outcome.is_bad:
                     self._show_failure(job_id, record)
 
@@ -144,7 +145,7 @@ class RunListener:
                 self._say_all(f"    {line}" for line in _last_lines(text))
 
     def report_progress(self) -> None:
-        """Print a summary of the run, newly slow tests, and failure rates of repeated tests, each at intervals."""
+        """Print a summary of the run, and the failure rates of repeated tests, each at intervals."""
         if self.detail == "quiet":
             return
         with self.lock:
@@ -152,8 +153,6 @@ class RunListener:
                 self._summaries = periods
                 self.say("; ".join(filter(None, (summary(self.jobs, self.seconds), self._longest()))))
             for job in self._running.values():
-                for message in slow_tests(job):
-                    self.say(self.paint(f"{job.job_id}: {message}", "yellow"))
                 if job.rate and (elapsed := job.seconds or 0.0) - job.rate_printed >= max(_RATE_SECONDS, elapsed / 5):
                     job.rate_printed = elapsed
                     self.say(f"{job.job_id}: {job.rate}")
@@ -169,16 +168,9 @@ class RunListener:
             self.say(line)
 
 
-def slow_tests(job: JobProgress) -> Iterator[str]:
-    """A message about each newly slow test of a job.
-
-    A test is slow after half of the process group's time limit: a hang in a collective ends at that limit, whatever
-    the test's own limit is. It is reported again whenever its duration has doubled.
-    """
-    for test in tuple(job.tests.running.values()):  # a copy, since the thread of the job changes it
-        if test.seconds >= job.slow_after * 2**test.slow_messages:
-            test.slow_messages += 1
-            yield f"slow: {test.nodeid} has been running for {test.seconds:.0f} s"
+def describe_slow(slow: TestSlow) -> str:
+    """How long a slow test has been running, and where its ranks are."""
+    return f"slow: {slow.nodeid} has been running for {slow.seconds:.0f} s: {format_locations(slow)}"
 
 
 def request_lines(spec: JobSpec) -> Iterator[str]:

@@ -4,11 +4,10 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Final, Literal
 
-from allranks.protocol.outcomes import Outcome, disagree
-from allranks.protocol.records import Collected, Passed, RankEnded, Record, Repeated, TestStarted
+from allranks.protocol.outcomes import Outcome, disagree, named_ranks
+from allranks.protocol.records import Collected, Location, Passed, RankEnded, Record, Repeated, TestSlow, TestStarted
 from allranks.protocol.repetitions import percentage
 
 State = Literal["waiting", "preparing", "running", "done"]
@@ -36,7 +35,7 @@ class RunningTest:
 
     nodeid: str
     began: float  # on the monotonic clock
-    slow_messages: int = 0  # how often a message has reported it as slow
+    slow: TestSlow | None = None  # the newest record that it is slow
 
     @property
     def seconds(self) -> float:
@@ -66,6 +65,8 @@ class Tests:
                 self._start(record)
             case Passed() | RankEnded():
                 self._end(record.nodeid, record.outcome)
+            case TestSlow() if record.nodeid in self.running:
+                self.running[record.nodeid].slow = record
             case Repeated():  # not counted: its failure rate is shown instead
                 self.running.pop(record.nodeid, None)
 
@@ -113,7 +114,6 @@ class JobProgress:
     gpus: tuple[int, ...] = ()  # the indexes of its GPUs among the host's
     tests: Tests = field(default_factory=Tests)
     error: str = ""  # the error of the job as a whole
-    slow_after: float = inf  # seconds after which a test is slow
     began: float | None = None  # when it began to run, on the monotonic clock
     took: float | None = None  # seconds, once it is done
     rate_printed: float = 0.0  # when the log last got its failure rate, in seconds after its start
@@ -139,7 +139,26 @@ class JobProgress:
     @property
     def has_slow_test(self) -> bool:
         """Whether a running test is slow."""
-        return self.longest is not None and self.longest.seconds >= self.slow_after
+        return self.longest is not None and self.longest.slow is not None
+
+
+_MOST_LOCATIONS: Final = 4
+"""Locations in one message."""
+
+
+def format_locations(slow: TestSlow) -> str:
+    """Where the ranks of a slow test are: ``rank 0 has ended; rank 1 is waiting at test_a.py:7 in test_it``."""
+    ended = [f"{named_ranks(slow.ended)} {'has' if len(slow.ended) == 1 else 'have'} ended"] if slow.ended else []
+    more = len(slow.locations) - _MOST_LOCATIONS
+    others = [f"{more} more places"] if more > 0 else []
+    return "; ".join([*ended, *map(_format_location, slow.locations[:_MOST_LOCATIONS]), *others])
+
+
+def _format_location(location: Location) -> str:
+    are = "is" if len(location.ranks) == 1 else "are"
+    doing = " waiting" if location.is_waiting else ""
+    where = f" at {location.frame}" if location.frame else ""
+    return f"{named_ranks(location.ranks)} {are}{doing or (' running' if not where else '')}{where}"
 
 
 def summary(jobs: Sequence[JobProgress], seconds: float) -> str:

@@ -21,7 +21,7 @@ from allranks.protocol.xml_text import for_terminal, printable
 from allranks.report.judged import MergedRun
 from allranks.runner.console import watching
 from allranks.runner.listener import Detail, RunListener
-from allranks.runner.progress import JobProgress, format_duration, summary
+from allranks.runner.progress import JobProgress, format_duration, format_locations, summary
 
 _GAP: Final = 2
 _MIN_NOW_WIDTH: Final = 16
@@ -100,7 +100,9 @@ def _now(job: JobProgress) -> Text:
     others = len(job.tests.running) - 1
     more = f" and {others} more" if others > 0 else ""
     text = f"{format_duration(test.seconds)} {test.nodeid.rpartition('::')[2]}{more}"
-    return Text(printable(f"slow: {text}"), style="bold yellow") if job.has_slow_test else Text(printable(text))
+    if test.slow is None:
+        return Text(printable(text))
+    return Text(printable(f"slow: {text}: {format_locations(test.slow)}"), style="bold yellow")
 
 
 def _tests(job: JobProgress) -> str:

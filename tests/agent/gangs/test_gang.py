@@ -1,5 +1,6 @@
 """Gangs whose ranks are plain functions instead of pytest sessions."""
 
+import faulthandler
 import itertools
 import os
 import signal
@@ -13,14 +14,16 @@ from long_lists import quick
 
 from allranks.agent import linux
 from allranks.agent.channel import Debugging, End, Leaving, PhasesEnded, RankEnd, RankExit, Released, RunTest, StepEnded
+from allranks.agent.diagnose import stacks
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome, describe_exit, outcome_records
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
-from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, Stop, fork_ranks
+from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, Stop, fork_ranks, stack_files
 from allranks.agent.job_end import JobEnd, JobLimitError, StopRequestedError
 from allranks.protocol import skip_codes
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind
+from allranks.protocol.records import Location, TestSlow
 
 LIMITS = TimeLimits(process_group=20, test=20, job=20, peer_grace=0.1)
 TEST = "t::x"
@@ -70,6 +73,12 @@ def rank_main_of(answers):
             os._exit(99)
 
     return rank_main
+
+
+class Records(list):
+    """A journal that keeps its records."""
+
+    write = list.append
 
 
 def report(*answers):
@@ -125,7 +134,7 @@ def start_gang(tmp_path, job_end):
     def start(*answers):
         known = linux.children()
         ranks = fork_ranks(range(len(answers)), rank_main_of(answers))
-        gang = Gang([LocalRanks(ranks, tmp_path, orphans_since(known))], limits=LIMITS, end=job_end)
+        gang = Gang([LocalRanks(ranks, tmp_path, orphans_since(known))], limits=LIMITS, journal=Records(), end=job_end)
         gangs.append(gang)
         assert gang.start().is_clean
         return gang
@@ -144,6 +153,98 @@ def test_a_step_ends_with_the_report_of_the_last_rank(start_gang):
     assert outcomes(step) == {0: Outcome.PASSED, 1: Outcome.PASSED}
     assert step.is_clean
     assert step.primary_failure is None
+
+
+@pytest.fixture
+def slow_gang(tmp_path, job_end, monkeypatch):
+    """Two ranks that are slow after half a second, the first of which ends after 0.7 s."""
+
+    def end_late(end):
+        faulthandler.register(STACKS_SIGNAL, file=(tmp_path / "rank-0.stacks.txt").open("a"), all_threads=True)
+        time.sleep(0.7)
+        end.send(PASSED)
+
+    def wait_without_a_handler(end):
+        time.sleep(1.4)
+        end.send(PASSED)
+
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    limits = replace(LIMITS, process_group=1)
+    known = linux.children()
+    ranks = fork_ranks(range(2), rank_main_of([[end_late], [wait_without_a_handler]]))
+    local_ranks = LocalRanks(ranks, tmp_path, orphans_since(known), stacks=stack_files(tmp_path, range(2)))
+    records = Records()
+    gang = Gang([local_ranks], limits=limits, journal=records, end=job_end)
+    gang.start()
+    yield gang, records
+    gang.close()
+
+
+def test_a_slow_test_is_reported_with_the_locations_of_its_ranks(slow_gang):
+    gang, records = slow_gang
+    step = gang.run(RUN, within(20))
+    assert outcomes(step) == {0: Outcome.PASSED, 1: Outcome.PASSED}
+    first, second = records
+    assert (first.nodeid, first.ended, second.ended) == (TEST, (), (0,))
+    assert 0.5 <= first.seconds < second.seconds
+    assert second.seconds >= 1
+    known, unknown = first.locations
+    assert (known.ranks, known.is_waiting) == ((0,), False)
+    assert known.frame.endswith(" in end_late")
+    assert [unknown] == list(second.locations) == [Location(ranks=(1,), frame="", is_waiting=False)]
+
+
+def test_a_rank_that_ends_after_a_slow_line_has_no_stacks_of_that_time(tmp_path, job_end):
+    def die_late(_end):
+        faulthandler.register(STACKS_SIGNAL, file=(tmp_path / "rank-0.stacks.txt").open("a"), all_threads=True)
+        time.sleep(0.5)
+        os._exit(3)
+
+    local_ranks = LocalRanks(fork_ranks([0], rank_main_of([[die_late]])), tmp_path, lambda _pids: ())
+    records = Records()
+    gang = Gang([local_ranks], limits=replace(LIMITS, process_group=0.4), journal=records, end=job_end)
+    gang.start()
+    [ended] = gang.run(RUN, within(20)).outcomes
+    gang.close()
+    assert [location.frame.rpartition(" ")[2] for location in records[0].locations] == ["die_late"]
+    assert (ended.outcome, ended.stacks.text) == (Outcome.CRASHED, "")
+
+
+def test_a_hang_is_located_anew_after_a_slow_line(tmp_path, job_end):
+    def move_on(_end):
+        faulthandler.register(STACKS_SIGNAL, file=(tmp_path / "rank-0.stacks.txt").open("a"), all_threads=True)
+        time.sleep(0.5)
+        wait_elsewhere()
+
+    def wait_elsewhere():
+        time.sleep(60)
+
+    local_ranks = LocalRanks(fork_ranks([0], rank_main_of([[move_on]])), tmp_path, lambda _pids: ())
+    records = Records()
+    gang = Gang([local_ranks], limits=replace(LIMITS, process_group=0.4), journal=records, end=job_end)
+    gang.start()
+    [hung] = gang.run(RUN, within(0.7)).outcomes
+    gang.close()
+    assert [location.frame.rpartition(" ")[2] for location in records[0].locations] == ["move_on"]
+    assert hung.stacks.innermost.endswith(" in wait_elsewhere")
+
+
+def test_a_launcher_reports_that_the_test_of_its_ranks_is_slow(tmp_path, job_end):
+    slow = TestSlow(nodeid=TEST, seconds=2.0, ended=(1,), locations=())
+
+    def report_its_ranks(end):
+        end.send(Released(nodeid=TEST, world_size=2))
+        end.send(slow)
+        time.sleep(0.5)
+        end.send(PASSED)
+
+    records = Records()
+    ranks = LocalRanks(fork_ranks([0], rank_main_of([[report_its_ranks]])), tmp_path, lambda _pids: ())
+    gang = Gang([ranks], limits=replace(LIMITS, process_group=0.2), journal=records, end=job_end)
+    gang.start()
+    gang.run(RUN, within(20))
+    gang.close()
+    assert records == [slow]
 
 
 def test_the_first_failure_is_primary_and_peers_get_the_grace(start_gang):
@@ -400,7 +501,7 @@ def test_an_aborted_step_keeps_earlier_reports(start_gang, job_end):
         signal.signal(signal.SIGUSR1, before)
     step = gang.abort("stopped")
     assert outcomes(step) == {0: Outcome.FAILED, 1: Outcome.ABORTED}
-    assert {outcome.message for outcome in step.outcomes} == {"broken", "stopped"}
+    assert {outcome.message.partition(" ")[0] for outcome in step.outcomes} == {"broken", "stopped"}
 
 
 def test_end_waits_until_all_ranks_have_exited(start_gang):
@@ -412,7 +513,7 @@ def test_end_waits_until_all_ranks_have_exited(start_gang):
 def test_close_leaves_no_child_and_no_descriptor(tmp_path, job_end):
     known, before = linux.children(), open_descriptors()
     local_ranks = LocalRanks(fork_ranks(range(3), rank_main_of([[wait]] * 3)), tmp_path, orphans_since(known))
-    Gang([local_ranks], limits=LIMITS, end=job_end).close()
+    Gang([local_ranks], limits=LIMITS, journal=Records(), end=job_end).close()
     assert linux.children() == known
     assert open_descriptors() == before
 
@@ -465,6 +566,7 @@ def test_processes_of_a_stopped_rank_are_killed_and_not_reported(tmp_path, job_e
     gang = Gang(
         [LocalRanks(fork_ranks([0], rank_main_of([[start_another_and_wait]])), tmp_path, orphans_since(known))],
         limits=LIMITS,
+        journal=Records(),
         end=job_end,
     )
     gang.start()
@@ -494,7 +596,7 @@ def test_processes_that_a_slow_rank_leaves_behind_are_reported(tmp_path, job_end
 
     known = linux.children()
     ranks = LocalRanks(fork_ranks([0], rank_main_of([[leave_another_and_linger]])), tmp_path, orphans_since(known))
-    gang = Gang([ranks], limits=LIMITS, end=job_end)
+    gang = Gang([ranks], limits=LIMITS, journal=Records(), end=job_end)
     with linux.adopting_orphans():
         gang.start()
         assert gang.run(RUN, DEADLINES).is_clean
@@ -560,7 +662,7 @@ def test_the_time_limit_of_the_job_interrupts_a_step_and_names_the_hanging_rank(
 
 def test_an_exit_that_came_with_the_stop_request_is_not_lost(tmp_path, job_end):
     [rank] = fork_ranks([0], rank_main_of([[wait]]))
-    gang = Gang([LocalRanks([rank], tmp_path, lambda _pids: ())], limits=LIMITS, end=job_end)
+    gang = Gang([LocalRanks([rank], tmp_path, lambda _pids: ())], limits=LIMITS, journal=Records(), end=job_end)
     gang.start()
     rank.signal(signal.SIGKILL)
     assert linux.is_readable(rank.pidfd, 10)
@@ -590,7 +692,7 @@ def test_a_rank_that_dies_in_the_debugger_does_not_pause_the_clock(tmp_path, job
 
     ranks = fork_ranks([0, 1], rank_main_of([[die], [wait]]))
     local_ranks = LocalRanks(ranks, tmp_path, lambda _pids: ())
-    gang = Gang([local_ranks], limits=LIMITS, end=job_end, may_be_debugged=True)
+    gang = Gang([local_ranks], limits=LIMITS, journal=Records(), end=job_end, may_be_debugged=True)
     gang.start()
     step = gang.run(RUN, within(1000))
     assert step.primary_failure.message.startswith("rank 0 was killed by SIGKILL")
@@ -681,7 +783,12 @@ OF_LAUNCHER = TimeLimit(value=0.1, setting="--ranks-timeout", margin=0.2)
 )
 def test_a_time_out_names_its_limit_and_the_setting(tmp_path, job_end, waiting, deadlines, message):
     ranks = fork_ranks(range(waiting + 1), rank_main_of([*[[report(FAILED_WAIT, PASSED)]] * waiting, [wait]]))
-    gang = Gang([LocalRanks(ranks, tmp_path, lambda _pids: ())], limits=replace(LIMITS, peer_grace=60), end=job_end)
+    gang = Gang(
+        [LocalRanks(ranks, tmp_path, lambda _pids: ())],
+        limits=replace(LIMITS, peer_grace=60),
+        journal=Records(),
+        end=job_end,
+    )
     gang.start()
     step = gang.run(RUN, deadlines)
     gang.close()

@@ -28,7 +28,7 @@ class Ranks:
     def stop(self, ranks, how):
         self._notes.append(("stop", *ranks, how))
 
-    def inspect(self, ranks):
+    def inspect(self, ranks, **_briefly):
         return self._requested(Inspection(hangs={rank: RankHang(phase="call") for rank in ranks}))
 
     def take_output(self, _title):
@@ -72,7 +72,7 @@ ALL_SENT_FIRST = [("sent", 0), ("sent", 1), ("sent", 2), ("waited", 0), ("waited
 @pytest.fixture
 def gang():
     notes, end = [], JobEnd()
-    yield Gang([Ranks(rank, notes) for rank in range(3)], limits=CONFIG.limits, end=end), notes
+    yield Gang([Ranks(rank, notes) for rank in range(3)], limits=CONFIG.limits, journal=[], end=end), notes
     end.close()
 
 

@@ -17,6 +17,7 @@ from allranks.agent.diagnose.unmatched_calls import format_ranks
 from allranks.agent.stacks import Stacks
 from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import Location
 
 _Calls = Mapping[int, Sequence[LastCall]]
 """The last calls of each rank in its process groups, newest first."""
@@ -201,6 +202,15 @@ def _timed_out(rank: int, hang: RankHang, reason: str, phase: str) -> StepOutcom
 def waits_for_peers(hang: RankHang) -> bool:
     """Return whether a rank only waits in torch.distributed."""
     return not hang.held and hang.stacks.waits_in_distributed(is_logged=hang.waits_for is not None)
+
+
+def locations(hangs: Mapping[int, RankHang]) -> tuple[Location, ...]:
+    """Return where ranks are; those at the same place share a location."""
+    places = by_key(((hang.stacks.innermost, waits_for_peers(hang)), rank) for rank, hang in sorted(hangs.items()))
+    return tuple(
+        Location(ranks=tuple(ranks), frame=frame, is_waiting=is_waiting)
+        for (frame, is_waiting), ranks in places.items()
+    )
 
 
 def _find(calls: Sequence[LastCall], order: int) -> LastCall | None:

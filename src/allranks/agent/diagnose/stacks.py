@@ -176,7 +176,12 @@ class StackFile:
 
 
 def dump_stacks(
-    pids: Mapping[int, int], stopped: AbstractSet[int], files: Mapping[int, StackFile], code: Path | None = None
+    pids: Mapping[int, int],
+    unable: AbstractSet[int],
+    files: Mapping[int, StackFile],
+    code: Path | None = None,
+    *,
+    is_native: bool = True,
 ) -> dict[int, Stacks]:
     """Collect the current stacks of ranks, which also go to their stack files.
 
@@ -185,13 +190,15 @@ def dump_stacks(
 
     Args:
         pids: The process id of each rank; none of them has been reaped.
-        stopped: The ranks that a signal or a tracer has stopped, which cannot respond.
+        unable: The ranks that cannot respond: a signal or a tracer has stopped them, or they have no handler.
         files: The stack file of each rank.
         code: The folder to which paths are relative.
+        is_native: py-spy adds the native stacks, for which it stops the ranks.
     """
-    own = wait_for_stacks({rank: files[rank] for rank in set(pids) - stopped}, pids)
+    own = wait_for_stacks({rank: files[rank] for rank in set(pids) - unable}, pids)
     silent = {rank for rank in pids if not own.get(rank)}
-    seen = {rank: _append(files[rank], dump) for rank, dump in _py_spy_dumps(pids, stopped, silent).items()}
+    attachable = set(pids) - unable if is_native else set[int]()
+    seen = {rank: _append(files[rank], dump) for rank, dump in _py_spy_dumps(pids, attachable, silent).items()}
     return {rank: Stacks(own.get(rank, "") + seen.get(rank, ""), code) for rank in pids}
 
 
@@ -201,12 +208,14 @@ def request_stacks(pid: int) -> None:
         linux.signal_process(pid, STACKS_SIGNAL)
 
 
-def _py_spy_dumps(pids: Mapping[int, int], stopped: AbstractSet[int], silent: AbstractSet[int]) -> dict[int, PySpyDump]:
-    """Run py-spy on each rank; for a silent one that it cannot attach to, get at least the Python frames."""
+def _py_spy_dumps(
+    pids: Mapping[int, int], attachable: AbstractSet[int], silent: AbstractSet[int]
+) -> dict[int, PySpyDump]:
+    """Attach py-spy to these ranks; for a silent rank that it does not attach to, get at least the Python frames."""
     program = find_py_spy()
     if program is None:
         return {}
-    dumps = run_py_spy(program, {rank: pids[rank] for rank in pids if rank not in stopped}, NATIVE)
+    dumps = run_py_spy(program, {rank: pids[rank] for rank in pids if rank in attachable}, NATIVE)
     left = {rank: pids[rank] for rank in silent if rank not in dumps or not dumps[rank].stacks}
     return {**dumps, **run_py_spy(program, left, PYTHON, _STOPPED_TIMEOUT)}
 

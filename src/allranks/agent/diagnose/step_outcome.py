@@ -202,6 +202,16 @@ class Step:
         return next((outcome for outcome in self.outcomes if outcome.outcome in kinds), None)
 
     @property
+    def ended(self) -> tuple[int, ...]:
+        """The ranks whose step is over."""
+        return tuple(sorted(outcome.rank for outcome in self.outcomes if outcome.is_final))
+
+    @property
+    def has_launched(self) -> bool:
+        """Whether the process is a launcher, whose ranks have started the test."""
+        return any(isinstance(message, Released) for message in self.launcher_messages)
+
+    @property
     def has_skipped(self) -> bool:
         """Whether a rank has skipped."""
         return any(outcome.outcome is Outcome.SKIPPED for outcome in self.outcomes)

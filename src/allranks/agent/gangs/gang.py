@@ -9,6 +9,7 @@ import selectors
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import TypeVar
 
 from allranks.agent import clock, linux
@@ -25,7 +26,7 @@ from allranks.agent.channel import (
     RunTest,
     StepEnded,
 )
-from allranks.agent.diagnose.primary_failure import diagnose, explain, waits_for_peers
+from allranks.agent.diagnose.primary_failure import diagnose, explain, locations, waits_for_peers
 from allranks.agent.diagnose.step_outcome import (
     Step,
     StepOutcome,
@@ -38,9 +39,10 @@ from allranks.agent.job_end import JobEnd
 from allranks.agent.orphans import KilledOrphan
 from allranks.agent.output import Output
 from allranks.agent.program import changed_status
+from allranks.agent.record_stream import Journal
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, shorten
-from allranks.protocol.records import AgentFailed, FailureKind
+from allranks.protocol.records import AgentFailed, FailureKind, TestSlow
 
 _Result = TypeVar("_Result")
 
@@ -78,6 +80,8 @@ class Gang:
     Args:
         ranks: The ranks of each node.
         limits: Time limits.
+        journal: Gets a record when a test is slow: after half of the process group's limit, as a hang in a collective
+            ends at that limit, whatever the test's own limit is; and again whenever the test's time has doubled.
         end: The end of the job.
         may_be_debugged: A debugger may wait for commands in one of the ranks, whose reports about it pause the clock.
         start_up: Seconds that the ranks get before they join the process group.
@@ -89,11 +93,12 @@ class Gang:
         session_problem: The first failure of a rank to end its own pytest session.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the ranks are passed by name
         self,
         ranks: Sequence[Ranks],
         *,
         limits: TimeLimits,
+        journal: Journal,
         end: JobEnd,
         may_be_debugged: bool = False,
         start_up: float = 0.0,
@@ -104,6 +109,7 @@ class Gang:
         self.session_problem: AgentFailed | None = None
         self._ranks = ranks
         self._limits = limits
+        self._journal = journal
         self._job_end = end
         self._may_be_debugged = may_be_debugged
         self._start_up = start_up
@@ -170,7 +176,7 @@ class Gang:
         """Stop every rank, for a reason outside of the gang; return the step, with the places of the pending ranks."""
         self._handle_events(0.0)  # a report that was under way still counts
         pending, self._pending = self._pending, set()
-        hangs = self._inspect(pending).hangs if pending else {}
+        hangs = self._inspect(pending, briefly=True).hangs if pending else {}
         self._stop(self._alive)
         for rank in sorted(pending):
             message = f"{reason}{hangs[rank].stacks.words_for_a_stop}"
@@ -216,10 +222,12 @@ class Gang:
                 self._noted_exits.add(rank)
                 step.add(outcome_of_exit(rank_exit, step))
         self._pending = set(self._alive)
-        timer = self._clock = _Clock(deadlines, self._limits.limit("peer_grace"))
+        timer = self._clock = _Clock(deadlines, self._limits.limit("peer_grace"), self._limits.process_group / 2)
         while self._pending:
+            if timer.is_newly_slow():
+                self._report_slow_test(timer.seconds)
             if (remaining := timer.remaining(step)) > 0:
-                self._wait(remaining)
+                self._wait(min(remaining, timer.until_slow))
             elif not timer.is_about_a_skip or all(map(waits_for_peers, self._inspect(self._pending).hangs.values())):
                 break
             else:
@@ -232,6 +240,14 @@ class Gang:
             explain(step, calls, first_skip)
         step.compare_subtests()
         return step
+
+    def _report_slow_test(self, seconds: float) -> None:
+        """Report where the ranks are that have run the current test for so long; a launcher reports its own ranks."""
+        step = self._step
+        if step.nodeid and not step.has_launched:
+            hangs = self._inspect(self._pending, briefly=True).hangs
+            slow = TestSlow(nodeid=step.nodeid, seconds=seconds, ended=step.ended, locations=locations(hangs))
+            self._journal.write(slow)
 
     def _wait_for_job_end(self, step: Step) -> None:
         """If SIGTERM has ended a rank, wait a moment for the end of the job."""
@@ -260,8 +276,11 @@ class Gang:
         diagnose(step, inspection.hangs, calls, reason=reason, first_skip=first_skip)
         return calls
 
-    def _inspect(self, ranks: Collection[int]) -> Inspection:
-        results = self._request(lambda own: own.inspect([rank for rank in own.ranks if rank in ranks]))
+    def _inspect(self, ranks: Collection[int], *, briefly: bool = False) -> Inspection:
+        def inspect(own: Ranks) -> Pending[Inspection]:
+            return own.inspect([rank for rank in own.ranks if rank in ranks], briefly=briefly)
+
+        results = self._request(inspect)
         return Inspection(
             hangs={rank: hang for result in results for rank, hang in result.hangs.items()},
             calls={rank: calls for result in results for rank, calls in result.calls.items()},
@@ -288,6 +307,8 @@ class Gang:
         """Add a rank's event to the step, unless the rank's step has ended."""
         if isinstance(event, RankExit):
             self._handle_exit(event)
+        elif isinstance(event.message, TestSlow):
+            self._journal.write(event.message)
         elif isinstance(event.message, Debugging):
             self._pause_clock(event.rank, is_debugged=event.message.is_waiting)
             self.has_quit = self.has_quit or event.message.has_quit
@@ -387,17 +408,20 @@ class _Clock:
         reason: The limit that applies now, as the reason why ranks are stopped.
     """
 
-    def __init__(self, deadlines: Deadlines, peer_grace: TimeLimit) -> None:
+    def __init__(self, deadlines: Deadlines, peer_grace: TimeLimit, slow_after: float = inf) -> None:
         self._deadlines = deadlines
         self._limit = deadlines.limit
         self._peer_grace = peer_grace
+        self._slow_after = slow_after
         self._has_failed = False
         self._has_skipped = False
         self._debugged: set[int] = set()
         self._start()
 
     def _start(self) -> None:
-        self._deadline = self._limit_end = clock.monotonic() + self._limit.seconds
+        self._began = clock.monotonic()
+        self._deadline = self._limit_end = self._began + self._limit.seconds
+        self._next_slow = self._slow_after
         self.reason = f"not finished after {self._limit.words(self._deadlines.during)}"
 
     def pause(self, rank: int, *, is_debugged: bool) -> None:
@@ -428,6 +452,23 @@ class _Clock:
             self._has_skipped = True
             self._deadline = min(self._deadline, now + self._deadlines.skip)
         return self._deadline - now
+
+    @property
+    def seconds(self) -> float:
+        """The time since the step began."""
+        return clock.monotonic() - self._began
+
+    def is_newly_slow(self) -> bool:
+        """Return whether the step is slow, or its time has doubled since this was last true."""
+        if self._debugged or self.seconds < self._next_slow:
+            return False
+        self._next_slow *= 2
+        return True
+
+    @property
+    def until_slow(self) -> float:
+        """The seconds until the step is newly slow."""
+        return inf if self._debugged else max(0.0, self._next_slow - self.seconds)
 
     @property
     def is_about_a_skip(self) -> bool:

@@ -43,6 +43,7 @@ from allranks.agent.diagnose.stacks import (
 from allranks.agent.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_group, kill_orphans
 from allranks.agent.output import Output, OutputLog, OutputStream
 from allranks.agent.stacks import Stacks
+from allranks.protocol.records import TestSlow
 
 RankMain = Callable[[int, int, int], NoReturn]
 """The main function of a rank; its arguments are the rank, and the descriptors of its connection and its call log."""
@@ -349,8 +350,13 @@ class Ranks(Protocol):
     def send(self, command: GangCommand) -> None:
         """Send a command to all of them."""
 
-    def inspect(self, ranks: Collection[int]) -> Pending[Inspection]:
-        """Find out where these ranks are, and the last calls of all."""
+    def inspect(self, ranks: Collection[int], *, briefly: bool = False) -> Pending[Inspection]:
+        """Find out where these ranks are, and the last calls of all.
+
+        Args:
+            ranks: Their numbers.
+            briefly: Only from Python frames and call logs, as for ranks that may have to continue.
+        """
 
     def stop(self, ranks: Collection[int], how: Stop) -> None:
         """Stop these ranks; returns before they have ended."""
@@ -456,7 +462,7 @@ class LocalRanks:
                     events.append(self._report(rank, message))
         return events
 
-    def _report(self, rank: RankProcess, message: Progress | Debugging) -> RankReport:
+    def _report(self, rank: RankProcess, message: Progress | Debugging | TestSlow) -> RankReport:
         return RankReport(
             rank=rank.number,
             message=message,
@@ -545,29 +551,35 @@ class LocalRanks:
                 case Stop.KILL:
                     rank.kill_group()
 
-    def inspect(self, ranks: Collection[int]) -> Pending[Inspection]:
-        return lambda: self._inspect(ranks)
+    def inspect(self, ranks: Collection[int], *, briefly: bool = False) -> Pending[Inspection]:
+        return lambda: self._inspect(ranks, briefly=briefly)
 
-    def _inspect(self, ranks: Collection[int]) -> Inspection:
+    def _inspect(self, ranks: Collection[int], *, briefly: bool) -> Inspection:
         # Calls first: a rank may continue for a moment once it has written its stacks.
         calls = {number: tuple(read_last_calls(rank.call_log)) for number, rank in self._processes.items()}
-        return Inspection(hangs=self._locate(ranks), calls=calls)
+        return Inspection(hangs=self._locate(ranks, briefly=briefly), calls=calls)
 
-    def _locate(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
+    def _locate(self, ranks: Collection[int], *, briefly: bool) -> Mapping[int, RankHang]:
         # The process id of a reaped rank may belong to another process by now.
         pids = {rank: self._processes[rank].pid for rank in ranks if self._processes[rank].exit_status is None}
         before = {rank: self._processes[rank].state_before or linux.state_of(pid) for rank, pid in pids.items()}
         # A rank may continue to the end of its test as soon as it has written its stacks.
         phases = {rank: read_phase(self._processes[rank].call_log) for rank in ranks}
         waits = {rank: read_wait(self._processes[rank].call_log) for rank in ranks}
-        suspended = {rank for rank, state in before.items() if state in ("T", "t")}
+        unable = {rank for rank, state in before.items() if state in ("T", "t")}
+        if briefly:  # the signal would end a rank that has no handler for it, as after an exec
+            unable |= {rank for rank, pid in pids.items() if not linux.catches(pid, STACKS_SIGNAL)}
+        files = {rank: self._stacks[rank].from_now_on() for rank in pids}
         # A rank takes up to a second to write its recording: request it first, and wait for it last.
-        recordings = self._recorder.request(pids) if self._recorder else []
-        for rank in set(pids) - suspended:
+        recorder = None if briefly else self._recorder
+        recordings = recorder.request(pids) if recorder else []
+        for rank in set(pids) - unable:
             self._processes[rank].signal(STACKS_SIGNAL)
-        stacks = dump_stacks(pids, suspended, {rank: self._stacks[rank] for rank in pids}, self._code)
-        if self._recorder:
-            self._recorder.wait(recordings)
+        stacks = dump_stacks(pids, unable, files, self._code, is_native=not briefly)
+        if recorder:
+            recorder.wait(recordings)
+        if briefly:  # a rank that ends later was elsewhere by then
+            self._stacks = {**self._stacks, **{rank: file.from_now_on() for rank, file in files.items()}}
         blocked = {
             rank: _BLOCKED.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]
         }

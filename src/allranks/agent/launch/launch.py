@@ -104,7 +104,7 @@ class Launch:
             never = JobEnd()
             resources.callback(never.close)
             self.ranks = _start_ranks(context, results, world_size, work)
-            self._gang = _make_gang(self.ranks, context.limits, never)
+            self._gang = _make_gang(self.ranks, context, never)
             self._resources = resources.pop_all()
 
     def start(self) -> Step:
@@ -282,10 +282,10 @@ class _LaunchedGang(Gang):
         return self._supervise(deadlines, Step(nodeid=nodeid))
 
 
-def _make_gang(ranks: LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
+def _make_gang(ranks: LaunchedRanks, context: LaunchContext, end: JobEnd) -> _LaunchedGang:
     try:
         # The supervisor enforces its own limits on this process, so a rank held by a debugger cannot block the job.
-        return _LaunchedGang([ranks], limits=limits, end=end, may_be_debugged=True)
+        return _LaunchedGang([ranks], limits=context.limits, journal=context, end=end, may_be_debugged=True)
     except BaseException:
         ranks.stop(ranks.ranks, Stop.KILL)
         ranks.close()()

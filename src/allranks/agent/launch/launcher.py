@@ -39,7 +39,7 @@ from allranks.agent.rank.marker_options import has_thread_ranks, is_launcher, ti
 from allranks.agent.rank.rank import Assignment, run_rank
 from allranks.protocol.config import seed_of_test
 from allranks.protocol.outcomes import Phase, may_disagree
-from allranks.protocol.records import Passed, RankEnded, Record
+from allranks.protocol.records import Passed, RankEnded, Record, TestSlow
 from allranks.protocol.tracebacks import headline
 
 _LINE_LIMIT = 1 << 16  # characters
@@ -85,9 +85,12 @@ class AgentLaunchContext:
         self._connection.send(message)
 
     def write(self, record: Record) -> None:
-        """Forward the outcome of a rank; the supervisor needs no other record."""
-        if isinstance(record, Passed | RankEnded):
-            self.send(LaunchedEnd(nodeid=self.nodeid, end=record))
+        """Forward the outcome of a rank, or that the test is slow; the supervisor needs no other record."""
+        match record:
+            case Passed() | RankEnded():
+                self.send(LaunchedEnd(nodeid=self.nodeid, end=record))
+            case TestSlow():
+                self.send(record)
 
     @contextmanager
     def results(self) -> Iterator[Path]:

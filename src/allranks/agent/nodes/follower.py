@@ -139,7 +139,7 @@ class _Service:
             case messages.StopRanks():
                 ranks.stop(request.ranks, request.how)
             case messages.InspectRanks():
-                found = ranks.inspect(request.ranks)()
+                found = ranks.inspect(request.ranks, briefly=request.briefly)()
                 hangs = {rank: _short(hang) for rank, hang in found.hangs.items()}
                 self._send(replace(found, hangs=hangs))
             case messages.TakeOutput():

@@ -226,9 +226,9 @@ class RemoteRanks:
         if ranks:
             self._link.send(messages.StopRanks(ranks=tuple(ranks), how=how))
 
-    def inspect(self, ranks: Collection[int]) -> Pending[Inspection]:
+    def inspect(self, ranks: Collection[int], *, briefly: bool = False) -> Pending[Inspection]:
         """Inspect the ranks; the middle of long texts is cut out."""
-        answer = self._link.request(messages.InspectRanks(ranks=tuple(ranks)), Inspection)
+        answer = self._link.request(messages.InspectRanks(ranks=tuple(ranks), briefly=briefly), Inspection)
         return lambda: self._inspected(ranks, answer() or Inspection())
 
     def _inspected(self, ranks: Collection[int], found: Inspection) -> Inspection:

@@ -85,6 +85,7 @@ class InspectRanks:
     """
 
     ranks: tuple[int, ...]  # those whose positions are requested; the calls are those of all ranks
+    briefly: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

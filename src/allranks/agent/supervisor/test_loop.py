@@ -490,6 +490,7 @@ class TestLoop:
         return Gang(
             ranks,
             limits=self._config.limits,
+            journal=self._journal,
             end=self.job.end,
             may_be_debugged=may_be_debugged,
             start_up=start_up,
