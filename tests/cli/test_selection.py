@@ -83,6 +83,14 @@ def test_tests_are_positional_arguments_like_cells(allranks, runs, arguments, su
 
 
 @pytest.mark.usefixtures("one_by_name")
+def test_a_second_file_of_this_folder_is_not_a_test_of_the_first(allranks, runs, repository, monkeypatch):
+    (repository / "slow/test_y.py").touch()
+    monkeypatch.chdir(repository / "slow")
+    assert allranks("run", "gloo-w2", "test_x.py", "test_y.py")[0] == 0
+    assert runs[0][1].pytest_args == ("slow/test_x.py", "slow/test_y.py")
+
+
+@pytest.mark.usefixtures("one_by_name")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -113,7 +113,8 @@ def _split_tests_and_cells(expansion: Expansion, texts: Sequence[str]) -> tuple[
     """Split positional arguments; after a file, ``Class`` and ``Class.test`` belong to it, as for unittest."""
     tests, cells, file = list[str](), list[str](), ""
     for text in texts:
-        if file and _UNITTEST_NAME.fullmatch(text) and not _names_cells(expansion, text):
+        is_in_file = file and _UNITTEST_NAME.fullmatch(text) and not text.endswith(".py")
+        if is_in_file and not _names_cells(expansion, text):
             if tests[-1] == file:
                 tests.pop()
             tests.append(f"{file}::{text.replace('.', '::')}")
