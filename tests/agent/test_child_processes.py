@@ -10,7 +10,6 @@ import pytest
 from allranks.agent import child_observer
 from allranks.agent.child_processes import (
     Began,
-    BeganTest,
     Ended,
     Left,
     Named,
@@ -106,30 +105,30 @@ def test_a_process_has_the_rank_that_it_has_set(events):
 
 def test_processes_of_an_earlier_test_are_marked_unless_they_ended_before(events):
     folder = events(
-        p10=[Named(pid=FIRST, at=1, name="A"), BeganTest(pid=STARTER, at=4)],
+        p10=[Named(pid=FIRST, at=1, name="A")],
         p11=[left(FIRST, 5)],
         p12=[Began(pid=SECOND, at=1), left(SECOND, 3)],
     )
-    [child] = read_children(folder, None)
+    [child] = read_children(folder, None, since=4)
     assert child.label == "child process A of an earlier test"
 
 
 def test_a_process_of_an_earlier_test_leads_last(events):
     folder = events(
-        p10=[Named(pid=FIRST, at=1, name="A"), BeganTest(pid=STARTER, at=4), Named(pid=SECOND, at=5, name="B")],
+        p10=[Named(pid=FIRST, at=1, name="A"), Named(pid=SECOND, at=5, name="B")],
         p11=[left(FIRST, 6)],
         p12=[left(SECOND, 7, IN_TORCH)],
     )
-    assert primary(read_children(folder, None)).pid == SECOND
+    assert primary(read_children(folder, None, since=4)).pid == SECOND
 
 
 def test_a_worker_is_reported_with_its_first_exception_of_the_test(events):
     old, new, next_one = (
         PassedOn(pid=FIRST, at=at, message=f"ValueError: {at}", stack=IN_TEST, rank=1) for at in (2, 5, 6)
     )
-    folder = events(p10=[BeganTest(pid=STARTER, at=4)], p11=[Began(pid=FIRST, at=1), old, new, next_one])
-    assert read_children(folder, None) == []
-    [child] = workers_that_raised(folder, None)
+    folder = events(p11=[Began(pid=FIRST, at=1), old, new, next_one])
+    assert read_children(folder, None, since=4) == []
+    [child] = workers_that_raised(folder, None, since=4)
     assert child.message(Path("/s")) == "child process (rank 1) of an earlier test raised ValueError: 5 at a.py:3"
 
 

@@ -11,8 +11,7 @@ its events to its own file in the folder :data:`FOLDER`, for :mod:`allranks.agen
 - ``Left``: this process ends with an exception, or an exit status other than 0;
 - ``PassedOn``: this worker of a pool sent an exception to the process that submitted the task, and continues;
 - ``Signaled``: this process sent a signal to a process;
-- ``Ended``: a process that this one started has ended with a status other than 0;
-- ``BeganTest``: a rank begins a test.
+- ``Ended``: a process that this one started has ended with a status other than 0.
 
 The kernel reports the status of a child only once, to the first caller that waits for it. Therefore Python's functions
 that wait for processes are wrapped. Functions that send signals are wrapped as well, because a process that was stopped
@@ -22,7 +21,7 @@ This runs in arbitrary programs and delays their start. Therefore the module imp
 imported, and its functions import the rest when they need it.
 """
 
-# ruff: noqa: PTH100, PTH108, PTH110, PTH116, PTH118, PTH120, PTH123, PTH208 - pathlib is slow to import
+# ruff: noqa: PTH100, PTH108, PTH110, PTH118, PTH120, PTH123, PTH208 - pathlib is slow to import
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
@@ -104,8 +103,6 @@ class _Process:
         self.started: list[ref[Any]] = []
         self.ended: set[int] = set()  # processes whose end has been written
         self.unwaited: set[int] = set()  # those of them that have not been reaped
-        self.size_kept = 0  # bytes of its events of earlier tests
-        self.size_before = 0  # bytes of its events when the test began
         self.ranks: set[int] = set()  # child processes that are reported in another way
 
 
@@ -186,47 +183,32 @@ def begin_test() -> None:
     _note_started()
     _process.started.clear()
     _process.ended &= _process.unwaited  # the kernel may reuse the process id of a reaped process
-    own = f"{_process.folder}/{_getpid()}"
-    if has_events():
-        _forget_the_dead(own)
-        _process.size_kept = _size(own)
-    else:  # most tests start no process
-        try:  # noqa: SIM105 - see observe
-            os.truncate(own, _process.size_kept)
-        except OSError:
-            pass
-    _write("BeganTest", pid=_getpid())
-    _process.size_before = _size(own)
+    if has_events():  # most tests start no process
+        _forget_the_dead()
 
 
-def _forget_the_dead(own: str) -> None:
+def _forget_the_dead() -> None:
     import json  # noqa: PLC0415 - see _write
 
+    own = f"{_process.folder}/{_getpid()}"
     try:
         events = [(json.loads(line)[1]["pid"], line) for line in _read(own).splitlines()]
         for entry in os.scandir(_process.folder):
             if entry.path == own or not _lives(entry.name):
                 os.unlink(entry.path)
-        with open(own, "w", encoding="ascii") as file:
-            file.writelines(f"{line}\n" for pid, line in events if pid != _process.pid and _lives(pid))
+        if kept := [line for pid, line in events if pid != _process.pid and _lives(pid)]:
+            with open(own, "w", encoding="ascii") as file:
+                file.writelines(f"{line}\n" for line in kept)
     except (OSError, ValueError, LookupError, TypeError):  # a test may have changed anything there
         pass
 
 
 def has_events() -> bool:
-    """Whether any event was written since the test began; imports nothing, because a test may remove all modules."""
-    own = str(_getpid())
+    """Whether there are events; imports nothing, because a test may remove all modules."""
     try:
-        return os.listdir(_process.folder) != [own] or _size(f"{_process.folder}/{own}") != _process.size_before
+        return bool(os.listdir(_process.folder))
     except OSError:
         return False
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _lives(pid: object) -> bool:

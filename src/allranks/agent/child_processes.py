@@ -104,12 +104,9 @@ class Signaled(_Event):
     number: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class BeganTest(_Event):
-    """A rank begins a test."""
-
-
-_KINDS: Final = by_name((Named, Began, Replaced, Ranked, FoundDead, Left, PassedOn, Ended, Signaled, BeganTest))
+_KINDS: Final = by_name((Named, Began, Replaced, Ranked, FoundDead, Left, PassedOn, Ended, Signaled))
+_FAILURES: Final = (FoundDead, Left, PassedOn, Ended)
+"""Events that concern only the test that is running when they are written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +183,7 @@ class ChildProcess:
 class _Events:
     """The events of a folder, by process."""
 
-    since: float = 0.0  # when the test began
+    since: float  # when the test began, in seconds by the monotonic clock
     names: dict[int, Named] = field(default_factory=dict)
     began: dict[int, Began] = field(default_factory=dict)
     ranked: dict[int, Ranked] = field(default_factory=dict)
@@ -274,18 +271,9 @@ class _Events:
                 self.left[event.pid] = event
             case PassedOn():
                 self.passed_on.setdefault(event.pid, event)
-            case BeganTest():
-                self._begin_test(event.at)
             case Ended():
                 self.ended.setdefault(event.pid, event)
         self._relate(writer, event)
-
-    def _begin_test(self, at: float) -> None:
-        self.since = at
-        self.found_dead.clear()
-        self.left.clear()
-        self.passed_on.clear()
-        self.ended.clear()
 
     def _relate(self, writer: int, event: _Event) -> None:
         if isinstance(event, Signaled):
@@ -299,33 +287,34 @@ def children_folder(shared: Path, rank: int) -> Path:
     return shared / f"children-{rank}"
 
 
-def labels_of_children(folder: Path, own_rank: int | None) -> dict[int, str]:
+def labels_of_children(folder: Path, own_rank: int | None, since: float = 0.0) -> dict[int, str]:
     """The labels of the processes that have a name or a rank, by process id; arguments as for :func:`read_children`."""
-    events = _read(folder)
+    events = _read(folder, since)
     children = events.children(events.names.keys() | events.began.keys(), own_rank)
     return {child.pid: child.label for child in children if child.name or child.rank is not None}
 
 
-def read_children(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
+def read_children(folder: Path, own_rank: int | None, since: float = 0.0) -> Sequence[ChildProcess]:
     """The processes that failed, in the order of their ends, without helper processes of Python.
 
     Args:
         folder: The folder with the events.
         own_rank: The rank of the process that runs the test, which its children inherit.
+        since: When the test began, in seconds by the monotonic clock; failures before that are left out.
     """
-    events = _read(folder)
+    events = _read(folder, since)
     python = events.ended.keys() & (events.names.keys() | events.began.keys())
     killed = {pid for pid, ended in events.ended.items() if ended.status < 0 and -ended.status not in _HARMLESS}
     children = events.children(events.left.keys() | python | killed, own_rank)
     return [child for child in children if skip_codes.reason_of_exit(child.status) is None]
 
 
-def workers_that_raised(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
+def workers_that_raised(folder: Path, own_rank: int | None, since: float = 0.0) -> Sequence[ChildProcess]:
     """The workers of pools that have sent an exception to the process that submitted the task, each with its first one.
 
     The arguments are those of :func:`read_children`.
     """
-    events = _read(folder)
+    events = _read(folder, since)
     raised = [(child, events.passed_on[child.pid]) for child in events.children(events.passed_on, own_rank)]
     return [replace(child, at=event.at, left=event, ended=None, stopped_by=0) for child, event in raised]
 
@@ -345,7 +334,7 @@ def table(children: Sequence[ChildProcess], root: Path) -> str:
     return "".join(f"{child.label} (pid {child.pid}) {child.ending(root)}\n" for child in children)
 
 
-def _read(folder: Path) -> _Events:
+def _read(folder: Path, since: float) -> _Events:
     written: list[tuple[int, _Event]] = []
     files: list[Path] = []
     with suppress(OSError):
@@ -357,9 +346,10 @@ def _read(folder: Path) -> _Events:
         for line in lines:
             with suppress(RecordError):  # truncated, or written by another program
                 written.append((int(path.name), decode_line(line, _KINDS)))
-    events = _Events()
+    events = _Events(since=since)
     for writer, event in sorted(written, key=lambda pair: pair[1].at):
-        events.add(writer, event)
+        if event.at >= since or not isinstance(event, _FAILURES):
+            events.add(writer, event)
     return events
 
 

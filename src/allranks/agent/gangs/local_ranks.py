@@ -24,6 +24,7 @@ from allranks.agent.channel import (
     RankHang,
     RankPrinted,
     RankReport,
+    RunTest,
     StepEnded,
     link_pair,
 )
@@ -419,6 +420,7 @@ class LocalRanks:
         self._logs = {number: OutputLog(results / f"rank-{number}.log") for number in self._processes}
         self._stacks = stack_files(results, self._processes) if stacks is None else stacks
         self._selector: selectors.BaseSelector | None = None
+        self._test_began = 0.0  # on the monotonic clock
         self._stopped: set[int] = set()  # process ids of ranks and session leaders that were stopped
         self._disturbance = ExitStack()
 
@@ -519,6 +521,8 @@ class LocalRanks:
         if isinstance(command, Disturb):
             self._disturb(command.how)
             return
+        if isinstance(command, RunTest):
+            self._test_began = clock.monotonic()
         for rank in self._processes.values():
             if rank.exit_status is None:
                 rank.link.send(command)
@@ -601,7 +605,8 @@ class LocalRanks:
 
     def _describe_failed_child(self, number: int) -> str:
         """Describe the process that failed first of those that a rank's test has started; empty for none."""
-        failed = None if self._shared is None else primary(read_children(children_folder(self._shared, number), number))
+        folder = children_folder(self._shared, number) if self._shared else None
+        failed = primary(read_children(folder, number, self._test_began)) if folder else None
         return f"; {failed.message(self._code)} before" if failed else ""
 
     def _inspect_children(self, number: int, deadline: float) -> Sequence[ChildHang]:
@@ -610,7 +615,7 @@ class LocalRanks:
         parent = ParentRank(
             number=number,
             pid=rank.pid,
-            names=labels_of_children(folder, number) if folder else {},
+            names=labels_of_children(folder, number, self._test_began) if folder else {},
             stacks=file,
             read_stderr=rank.stderr.peek,
             pipes=frozenset(os.fstat(stream.descriptor).st_ino for stream in (rank.stdout, rank.stderr)),

@@ -152,7 +152,7 @@ class _Rank:
         self._nodeid = ""
         self._phases: list[Phase] = []
         self._unreported: list[Phase] = []
-        self._phase_began = monotonic()
+        self._test_began = self._phase_began = monotonic()
         self._has_exited = False
         self._errors: dict[str, BaseException] = {}  # by phase
         self._wait: Wait | None = None
@@ -241,6 +241,7 @@ class _Rank:
             seed_everything(command.seed)
         self._disk_use.begin()
         child_observer.begin_test()
+        self._test_began = monotonic()
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
@@ -260,7 +261,9 @@ class _Rank:
     def _children(self) -> Sequence[ChildProcess]:
         """The failed processes that the test has started."""
         child_observer.note_ends()
-        return read_children(self._children_folder, self._inherited_rank) if child_observer.has_events() else ()
+        if not child_observer.has_events():
+            return ()
+        return read_children(self._children_folder, self._inherited_rank, self._test_began)
 
     @property
     def _children_folder(self) -> Path:
@@ -294,7 +297,7 @@ class _Rank:
         """Add the failed child processes to the message and text of a bad phase, starting with the primary failure."""
         children = self._children()
         if is_from_a_worker(error):
-            workers = workers_that_raised(self._children_folder, self._inherited_rank)
+            workers = workers_that_raised(self._children_folder, self._inherited_rank, self._test_began)
             pids = {child.pid for child in workers}
             children = [*(child for child in children if child.pid not in pids), *workers]
         first = primary(children)
