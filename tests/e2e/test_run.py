@@ -383,7 +383,7 @@ def test_a_run_that_was_killed_is_gone_on_with_and_what_failed_in_it_is_run_agai
     mended = launch(folder, "--engine", engine, "--lf")
     assert mended.code == 0, mended.output
     assert set(mended.cases) == set(resumed.cases)
-    assert "2 flaky tests" in mended.output
+    assert "2 flaky or fixed tests" in mended.output
 
 
 FLAKY = """\
@@ -408,7 +408,7 @@ def test_what_passes_when_tried_again_is_good_and_flaky(launch, scratch, tmp_pat
     assert done.code == 0, done.output
     assert set(done.cases) == {"test_good", "test_passes_the_second_time"}
     assert "retrying 1 test (1 of 1)" in done.output
-    assert "1 flaky test" in done.output
+    assert "1 flaky or fixed test" in done.output
 
 
 @ON_ONE_ENGINE

@@ -168,7 +168,7 @@ def test_a_failing_test_closes_it_and_a_rerun_of_what_failed_opens_it(again):
 
     mended = again(SUITE, of=failed)
     assert mended.results["gate"] == "success"
-    assert "1 flaky test" in mended.job("report").summary
+    assert "1 flaky or fixed test" in mended.job("report").summary
     assert "4 tests, none failed" in mended.job("report").summary
 
 
