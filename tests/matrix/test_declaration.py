@@ -353,6 +353,7 @@ def load_edited(load_text, document):
         ),
         # images
         ('torch = "2.13.0"', "", "matrix.toml:17: images.cpu: the torch version of the image is unknown", "torch ="),
+        ('torch = "2.13.0"', 'base = "b"', "matrix.toml:17: images.cpu: the torch version of the image is", "torch ="),
         ('torch = "2.13.0"', 'torch = ">=2"', "matrix.toml:19: images.cpu.torch: '>=2' is not one exact", '"2.13.0"'),
         ('torch = "2.13.0"', "torch = 2.13", "matrix.toml:19: images.cpu.torch: 2.13 is not one exact", 'torch = "'),
         (

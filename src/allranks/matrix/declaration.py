@@ -164,8 +164,8 @@ def _check_image(table: Table, image: Image, *, has_torch: bool) -> None:
     if image.image is not None and others:
         remedy = f"Remove image to build one, or remove {listed(others)}."
         table.reject(others[0], "a prebuilt image is used as it is, and nothing can be added to it", remedy)
-    if not has_torch and not {"image", "torch", "base"} & table.values.keys():
-        remedy = 'Add torch = "2.13.0", or image = "name@sha256:…" for a prebuilt image, or a base that has torch.'
+    if not has_torch and not {"image", "torch"} & table.values.keys():
+        remedy = 'Add torch = "2.13.0", or image = "name@sha256:…" for a prebuilt image.'
         table.reject("", "the torch version of the image is unknown", remedy)
     if "mode" in table.values and image.project is None:
         remedy = 'Set project to the folder of your project (project = "."), or remove mode.'
