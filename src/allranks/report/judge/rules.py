@@ -11,7 +11,8 @@ The first rule that applies to the ranks of a test decides its verdict in an att
    if there is no primary failure. A rank did not fail on its own if its wait failed because a peer skipped or
    failed as expected.
 3. Ranks disagree. It is an error (exit code 1) if some ranks skipped and others did not, or if some failed as expected
-   (xfail) and others passed. ``mixed_skip`` allows it for tests in which no rank failed or was aborted.
+   (xfail) and others passed, except unexpectedly (xpass). ``mixed_skip`` allows it for tests in which no rank failed
+   or was aborted.
 4. Skipped. A skip because of missing GPUs is an error (exit code 1) if a node of the job was given as many GPUs as the
    test needs. A test is skipped if ranks skipped or failed as expected, and none passed. If all ranks skipped
    because of their environment, ``skip = "pass"`` counts the test as passed.
