@@ -46,7 +46,7 @@ def block_signals() -> Iterator[None]:
 def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
     """Raise :class:`RunInterrupted` for the first signal, and ignore the others during clean-up.
 
-    Python drops an exception in a finalizer or in the callback of a weak reference: then the signal is sent again.
+    If Python drops it, as in a finalizer or in the callback of a weak reference, the signal is sent again.
 
     Args:
         to_the_end: Ignore signals after this context, too: the process is about to end with its final exit code.

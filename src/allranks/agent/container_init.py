@@ -1,4 +1,4 @@
-"""The first process of a container, which keeps the job's files in memory alive until the host has fetched them.
+"""The first process of a container: it keeps the job's in-memory files until the host has fetched them.
 
 It starts the agent, waits for its end, kills leftover processes, reports the end, and keeps running until the files
 have been fetched and the host removes the container. The agent shares its standard input and output.
@@ -23,7 +23,7 @@ STOP_GRACE = 6.0
 """Seconds from the end of standard input, or a SIGTERM, until the agent is killed: its ranks need 3 s to stop."""
 
 FETCH_GRACE = 60.0
-"""Seconds that the files are kept after the end of standard input, in case the host process is dead."""
+"""Seconds to keep the files after the end of standard input: a dead host process never fetches them."""
 
 ISOLATED = ("-I", "-S")
 """Python options that keep the suite's modules and installed packages out of a process."""

@@ -28,11 +28,11 @@ class EnvironmentSkip(pytest.skip.Exception):  # type: ignore[misc,name-defined]
 
     Args:
         code: torch's exit code for the cause.
-        detail: A message with what is missing; empty if the code is enough.
+        detail: What is missing, in words; empty if the code is enough.
         gpus: The number of GPUs (or other accelerators) that the test needs, if the code does not imply it.
     """
 
-    # Python prints this exception as "Skipped: REASON", a prefix that pytest strips from the reasons that it shows.
+    # Python then prints it as "Skipped: REASON"; pytest strips that prefix where it shows the reason.
     __module__ = "builtins"
     __qualname__ = "Skipped"
 
@@ -62,7 +62,7 @@ _DECORATORS = ("skip_but_pass_in_sandcastle", "skip_but_pass_in_sandcastle_if")
 
 
 class SandcastleReason(str):
-    """The reason of a skip by one of torch's sandcastle decorators."""
+    """Why one of torch's sandcastle decorators skipped."""
 
     __slots__ = ()
 

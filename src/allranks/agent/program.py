@@ -104,7 +104,7 @@ class StartRanks:
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that the ranks need
     launches: bool = False  # the gang is a launcher, which starts the ranks of its tests itself
     is_kept: bool = False  # the gang may run several tests, so its ranks restore what each test has changed
-    has_many_forks: bool = False  # enough ranks follow to spend almost a second on making forks cheaper
+    has_many_forks: bool = False  # so many ranks follow that a second for cheaper forks pays off
     preload: tuple[str, ...] = ()  # modules that earlier ranks imported late, to import once before the fork
     # For ranks that are new processes instead of forks: the tests of the gang, by index in the collection.
     fresh: Mapping[int, str] = field(default_factory=dict)

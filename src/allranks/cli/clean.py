@@ -1,4 +1,4 @@
-"""``allranks clean``: removes leftovers of dead runs and old cache entries, or unused images."""
+"""``allranks clean``: removes old cache entries and leftovers of dead runs, or unused images."""
 
 import argparse
 import time

@@ -1,6 +1,6 @@
 """Combines the coverage data of a run's jobs into one ``.coverage``, and writes reports.
 
-It uses the package coverage of allranks' own environment, or else that of ``process.python``.
+It uses coverage.py from allranks' own environment, or else from ``process.python``.
 """
 
 import argparse

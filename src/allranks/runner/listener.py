@@ -42,7 +42,7 @@ class RunListener:
     paint: Paint = without_color
     first_failure: str = ""
     began: float = field(default_factory=time.monotonic)
-    lock: threading.RLock = field(default_factory=threading.RLock)  # held while the progress of jobs is read
+    lock: threading.RLock = field(default_factory=threading.RLock)  # held while the progress of jobs is used
     _summaries: int = 0  # the number of periods of _PROGRESS_SECONDS until the last printed summary
     _jobs: dict[str, JobProgress] = field(default_factory=dict)
     _running: dict[str, JobProgress] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class RunListener:
         return time.monotonic() - self.began
 
     def set_state(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
-        """Start the progress of an attempt at a job, with its state and the indexes of its GPUs."""
+        """Begin to track an attempt at a job, with its state and the indexes of its GPUs."""
         with self.lock:
             self._jobs[job_id] = JobProgress(job_id=job_id, state=state, gpus=tuple(gpus))
 
@@ -85,7 +85,7 @@ class RunListener:
         self._running[spec.job_id] = job
 
     def placement_changed(self, job_id: str, placement: Placement) -> None:
-        """Handle a change of a job's status in the engine's queue, and restart the job's time."""
+        """Handle a change of a job's status in the engine's queue, and restart its clock."""
         with self.lock:
             job = self._job(job_id)
             job.queue_status, job.began = "" if placement.is_placed else placement.text, time.monotonic()
@@ -192,7 +192,7 @@ def request_lines(spec: JobSpec) -> Iterator[str]:
 
 
 def evidence_lines(ended: RankEnded) -> Iterator[str]:
-    """The traceback or stacks of a failed rank, and its captured output; only the ends of long texts."""
+    """The traceback or stacks of a failed rank, and its captured output; the last lines of each."""
     for title, text in (("", ended.text), ("stdout", ended.stdout), ("stderr", ended.stderr)):
         lines = readable(text).splitlines()
         if lines and title:

@@ -1,4 +1,4 @@
-"""Creates the request for an attempt at a job: everything that an engine needs, in printable form."""
+"""Creates the request for an attempt at a job: everything that an engine needs, as plain data."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -189,7 +189,7 @@ def files_of(code: Path, paths: tuple[Path, ...], root: Path | None) -> Iterator
 def lists_of(variables: Mapping[str, str], root: Path) -> Iterator[FileCopy]:
     """The lists of disabled and slow tests that PyTorch's environment variables name on this host.
 
-    The user sets the variables, so a list may be anywhere, but one in the repository may not lead out of it.
+    The user sets the variables, so a list may be anywhere, but a symlink in the repository must stay in it.
     """
     for variable in ("DISABLED_TESTS_FILE", "SLOW_TESTS_FILE"):
         if (path := Path(variables.get(variable, ""))).is_file():

@@ -81,12 +81,11 @@ def _is_library(filename: str) -> bool:
 class RankThreadError(AssertionError):
     """A test failed on at least one rank that is a thread, or only some ranks skipped.
 
-    The message contains the first failed rank, followed by one line for each group of peers with the same outcome. The
-    exception of the first failed rank is the cause (``__cause__``) of this error; tracebacks of other failed ranks are
-    in its notes.
+    The message names the leading rank, then has one line for each group of peers with the same outcome. The exception
+    of the leading rank is the cause (``__cause__``) of this error; tracebacks of other failed ranks are in its notes.
 
     Attributes:
-        leading: The rank that failed first.
+        leading: The rank that failed first; without one, a rank that timed out, else one that skipped.
     """
 
     def __init__(self, message: str, leading: int) -> None:
@@ -102,7 +101,7 @@ def raise_for(endings: Sequence[Ending]) -> None:
 
     Raises:
         RankThreadError: A rank failed or did not end, or only some ranks skipped.
-        unittest.SkipTest, pytest.skip.Exception: All ranks skipped; this is the first rank's exception.
+        unittest.SkipTest, pytest.skip.Exception: All ranks skipped; this is the first skip.
         pytest.exit.Exception, KeyboardInterrupt: A rank ended the whole session.
     """
     __tracebackhide__ = True
@@ -117,7 +116,7 @@ def raise_for(endings: Sequence[Ending]) -> None:
 
 
 def _leading(endings: Sequence[Ending]) -> Ending | None:
-    """The first failed rank, else one that timed out (preferably without waiting for peers), else one that skipped."""
+    """The first failed rank, else one that timed out (preferably one that did not wait), else one that skipped."""
 
     def with_outcome(outcome: Outcome) -> list[Ending]:
         return [ending for ending in endings if ending.outcome is outcome]
@@ -300,7 +299,7 @@ class JoinLimits:
 
     total: TimeLimit  # the time limit of the test
     settling: float = 0.2  # for the peers of a failed rank to end by themselves, for example with the same failure
-    grace: float = 3.0  # for the peers of a skipped rank to end by themselves, and for ranks to end after a request
+    grace: float = 3.0  # for peers of a rank that skipped to end by themselves, and for ranks to end on request
 
 
 def run_ranks(size: int, body: Callable[[int], object], limits: JoinLimits) -> list[Ending]:
@@ -357,7 +356,7 @@ class _RankThreads:
         self._collect(self._limits.settling if has_failed else self._limits.grace)
 
     def stop(self) -> None:
-        """Stop the running ranks: first in their collectives, then by an exception. The rest is abandoned."""
+        """Stop the running ranks: first in their collectives, then by an exception. Others are abandoned."""
         # Peers of a failed rank may still pass during the longer grace period. Ranks that timed out cannot.
         grace = self._limits.settling if self._stopped else self._limits.grace
         self._mark_live(Outcome.ABORTED)
@@ -397,7 +396,7 @@ class _RankThreads:
         return stopped
 
     def _was_stopped(self, error: BaseException | None) -> bool:
-        """Whether stopping the rank caused an error, possibly through a cleanup that raised another one."""
+        """Whether stopping the rank caused this error, possibly through a cleanup that raised another one."""
         while error is not None:
             if isinstance(error, StopRank) or self._world.is_termination(error):
                 return True
@@ -444,7 +443,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
         tearDown                                in the main thread
 
     If a rank fails, even in a hook, the test ends, and peers that wait in a collective are stopped. The error, a
-    :class:`~allranks.testing.RankThreadError`, states the first failed rank and the outcomes of its peers. The test is
+    :class:`~allranks.testing.RankThreadError`, names the leading rank and the outcomes of its peers. The test is
     skipped if all ranks skip. If only some ranks skip, the test fails.
 
     The threads share the random number generators, the environment variables and the working directory of the process.
@@ -479,7 +478,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
         return default_timeout()
 
     def perThreadSetUp(self) -> None:  # noqa: N802 - torch's name
-        """Called in each rank before the test, with its process group; override this method to add a setup."""
+        """Called in each rank before the test, with its process group; override it to set up the rank."""
 
     def perThreadTearDown(self) -> None:  # noqa: N802 - torch's name
         """Called in each rank after the test, even if it failed, unless :meth:`perThreadSetUp` failed."""

@@ -12,7 +12,7 @@ from allranks.report.rank_timeline import RankTimeline, missing_ranks, waits
 from allranks.report.results import RankResult, TestVerdict, own_failures
 
 MOST_ROWS: Final = 16
-"""The most ranks in a timeline: the primary failure, other own failures, early and late ranks, then any others."""
+"""The largest number of rows: the primary failure, other own failures, early and late ranks, then any others."""
 
 MOST_SENTENCES: Final = 3
 
@@ -34,7 +34,7 @@ _VARYING: Final = re.compile(
 def timeline_rows(timeline: RankTimeline, test: TestVerdict) -> dict[str, Any]:
     """Phases and collectives of ranks, in milliseconds from the start of the test; empty if none are known.
 
-    ``e`` is the end, ``r`` has a row for each rank (number, outcome, end, phases, waits), ``n`` is the number of ranks
+    ``e`` is the end, ``r`` has the rows of ranks (number, outcome, end, phases, waits), ``n`` is the number of ranks
     without a row, ``c`` has the collectives, and ``s`` has sentences on which rank waited for which.
     """
     ranks = [rank for rank in test.ranks if rank.at is not None]
@@ -99,7 +99,7 @@ def _waiting(
 
 
 def output_diff(timeline: RankTimeline | None, test: TestVerdict) -> dict[str, Any]:
-    """The difference between the output of the primary failure and of another rank; empty if there is no output.
+    """The difference between the outputs of the primary failure and another rank; empty if there is no output.
 
     ``o`` is the other rank and ``w`` its outcome. ``t`` has the lines: ``-`` for the other rank, ``+`` for the primary
     failure; it is absent if there is no difference.

@@ -1,4 +1,4 @@
-"""Divides jobs into packs of about the same duration, one for each CI machine. Messages and docs call them batches.
+"""Divides jobs into packs of about the same duration, one for each CI machine. Docs call them batches.
 
 The jobs of a pack share a runner and an image. All functions raise UsageError for jobs that cannot be divided.
 """
@@ -63,7 +63,7 @@ class PackGroup:
     rule: RunnerRule
     image: str
     tasks: tuple[Task, ...]  # with numbers that are indexes among all planned jobs
-    reserved: Sequence[float]  # seconds reserved for each of all planned jobs
+    reserved: Sequence[float]  # seconds reserved for each planned job
     longest_limit: float  # the longest time limit of these jobs, in seconds
 
     @property
@@ -155,7 +155,7 @@ def _demand(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Capacity
 
 
 def _check_time_limit(group: PackGroup, longest: Job) -> None:
-    """Reject jobs that the CI would end before their own time limit, even alone on a machine."""
+    """Reject jobs that CI would end before their own time limit, even if alone on a machine."""
     needed, most = group.pack(group.tasks[:1]).job_minutes, minutes_of(group.rule)
     if needed > most:
         what = f"The job {longest.id} does not fit into the {most} minutes of a CI job on {group.rule.runs_on}."

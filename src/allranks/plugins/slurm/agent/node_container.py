@@ -1,8 +1,8 @@
-"""The command that starts a node's agent: directly, or in a container of Charliecloud or Apptainer.
+"""The command that starts a node's agent: directly, or in a Charliecloud or Apptainer container.
 
 Neither changes the user, the process ids or the network, so the agent's standard input, process group and signals are
-the same inside as outside. Charliecloud's ch-run execs the agent; any process that Apptainer leaves between supervisor
-and agent is the supervisor's child, and ends with its process group. For Docker see :mod:`.node_docker`.
+the same inside as outside. Charliecloud's ch-run execs the agent; any process that Apptainer leaves in between is
+the node supervisor's child, and ends with the agent's process group. For Docker see :mod:`.node_docker`.
 """
 
 from collections.abc import Mapping
@@ -96,7 +96,7 @@ def make_mount_points(scratch: Path) -> None:
 
 
 def charliecloud(image: str, outside: AgentFolders) -> tuple[str, ...]:
-    """The prefix of a command in a container of Charliecloud 0.31 or later (ch-run(1)).
+    """The prefix of a command in a container, for Charliecloud 0.31 or later (ch-run(1)).
 
     Charliecloud cannot bind a folder read-only. The container has the host's devices, and a GPU's libraries if
     ``ch-fromhost --nvidia`` has put them into the image.
@@ -113,7 +113,7 @@ def charliecloud(image: str, outside: AgentFolders) -> tuple[str, ...]:
 
 
 def apptainer(image: str, outside: AgentFolders, scratch: Path, gpus: str) -> tuple[str, ...]:
-    """The prefix of a command in a container of Apptainer 1.0 or later, without the user's home.
+    """The prefix of a command in a container, for Apptainer 1.0 or later, without the user's home.
 
     Args:
         image: A file or folder, or a reference such as ``docker://name``.
@@ -133,5 +133,5 @@ def apptainer(image: str, outside: AgentFolders, scratch: Path, gpus: str) -> tu
 
 
 def mounts(outside: AgentFolders) -> tuple[tuple[Path, Path], ...]:
-    """Pairs of source on the node and target in the container; only the first, the job's folder, is writable."""
+    """Pairs of source on the node and target in the container; only the first, the job's, must be writable."""
     return (outside.job, INSIDE.job), (outside.code, INSIDE.code), (outside.package, INSIDE.package)
