@@ -83,7 +83,7 @@ def test_a_module_that_exits_like_a_script_does_not_affect_others(run_agent):
     failed = {record.nodeid.removeprefix("suite/"): record.text for record in agent.all(CollectionFailed)}
     assert failed.pop("test_wrong.py") == "importing it calls sys.exit('at import'), so its tests are unknown"
     assert failed.pop("test_status_1.py") == "importing it calls sys.exit(0.0), so its tests are unknown"
-    assert "after the definition of TestA: call it above all tests, or only if" in failed.pop("test_unguarded.py")
+    assert "after the definition of TestA: exit above all tests, or only if" in failed.pop("test_unguarded.py")
     assert {place: text.rpartition("/suite/")[2] for place, text in failed.items()} == {
         "test_class.py::TestA": "test_class.py:4 calls sys.exit(0) while the tests are collected",
         "inner": "inner/conftest.py:2 calls sys.exit(0) while the tests are collected",

@@ -130,5 +130,5 @@ def test_an_image_that_another_host_just_used_is_kept_with_its_parents(api):
     api.remove_image = removed.append
     api.there["sha256:cpu"]["Metadata"] = {"LastTagTime": "2026-11-22T08:00:01Z"}
     assert list(remove(api, [chosen["cpu"], chosen["layer"]], lines.append)) == []
-    assert (lines, removed) == (["kept allranks/cpu:1: a run of another host has just used it"], [])
+    assert (lines, removed) == (["kept allranks/cpu:1: a run on another host has just used it"], [])
     assert list(remove(api, [images(api)["cpu"]], lines.append)) == [images(api)["cpu"]]

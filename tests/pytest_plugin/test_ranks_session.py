@@ -397,7 +397,7 @@ WRONG_BACKENDS = [
                 r"this process is already one of 2 ranks \(SLURM_STEP_NUM_TASKS\)",
             ),
             ((), {"WORLD_SIZE": "3"}, "--ranks is 2, but WORLD_SIZE is 3"),
-            ((), {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', which is not a non-negative number"),
+            ((), {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'; it must be a whole number, at least 0"),
         ],
     ),
     ids=str,

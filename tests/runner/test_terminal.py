@@ -179,7 +179,7 @@ def test_ctrl_c_restores_the_terminal_and_prints_the_summary(start, repository):
         assert termios.tcgetattr(terminal.master) == before
     assert not terminal.screen.cursor.hidden
     assert terminal.row(ONE) == []
-    assert "interrupted: the containers and processes of this run have been removed" in terminal.text
+    assert "interrupted: this run's processes were stopped, and its containers removed" in terminal.text
     assert terminal.text.endswith("To run the remaining tests: allranks run --resume\nexit code 130: interrupted")
     record = json.loads(next(repository.glob("results/r1/cells/*/*/*/job.json")).read_text())
     assert record["error"]["kind"] == "interrupted"

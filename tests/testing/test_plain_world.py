@@ -182,7 +182,8 @@ def test_a_slurm_batch_script_is_not_a_rank():
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, which must be below the world size, 2 [(]WORLD_SIZE[)]"),
+        ({"RANK": "1"}, "RANK is 1, which must be below the world size, 1"),
         ({"RANK": "first", "WORLD_SIZE": "2"}, "RANK is 'first'"),
         ({"PMI_RANK": "-1", "PMI_SIZE": "2"}, "PMI_RANK is '-1'"),
     ],

@@ -184,7 +184,7 @@ def test_a_cancelled_job_closes_it_and_what_it_had_found_is_reported(again):
     cancelled = again(HANGS, cancellation=Cancellation(OTHER, "gloo-w2-g0-tcp/other: running "))
     job = cancelled.job("run", OTHER)
     assert job.result == "cancelled"
-    assert "interrupted: the containers and processes of this run have been removed" in job.step("Run").log
+    assert "interrupted: this run's processes were stopped, and its containers removed" in job.step("Run").log
     assert job.step("Pass the results on").outcome == "success"
     assert cancelled.results["gate"] == "failure"
     assert "- the jobs run: cancelled where it must be success" in gate_of(cancelled).summary

@@ -152,4 +152,4 @@ def _check_space(subject: str, folder: Path, minimum: int, remedy: str = "") -> 
     text = f"{free / _GIB:.1f} GiB are free in {folder}"
     if free >= minimum:
         return Finding(subject, text)
-    return Finding(subject, text, remedy or f"Free some space: {minimum / _GIB:.1f} GiB are the minimum.")
+    return Finding(subject, text, remedy or f"Free some space: {minimum / _GIB:.1f} GiB is the minimum.")

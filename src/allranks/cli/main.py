@@ -1,6 +1,6 @@
 """The command line: it runs commands, and turns errors into exit codes.
 
-A command is a module with a frozen dataclass ``Options``, and a function ``run`` that takes these and returns the exit
+A command is a module with a frozen dataclass ``Options``, and a function ``run`` that takes one and returns the exit
 code. It is imported only when it runs or shows its help.
 """
 
@@ -30,7 +30,7 @@ _CORE: Final = (
     Command("build", "allranks.cli.build", CAN_FAIL, "build the images of cells, for this machine or for others"),
     Command("report", "allranks.cli.report", JUDGES, "merge results, from one machine or many, into one report"),
     Command("doctor", "allranks.cli.doctor", CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),
-    Command("clean", "allranks.cli.clean", CAN_FAIL, "remove leftovers of dead runs and old cache entries, or images"),
+    Command("clean", "allranks.cli.clean", CAN_FAIL, "remove old cache entries and leftovers of dead runs, or images"),
 )
 
 _SHELLS: Final = ("bash", "zsh")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LAYER_LABEL = "allranks.layer"
 
-RUN = "a run or build of this host"
+RUN = "a run or build on this host"
 OTHERS = "an image that allranks did not build"
 
 
@@ -122,7 +122,7 @@ def _users(
     containers: Iterable[Mapping[str, Any]],
     is_needed: Callable[[str], bool],
 ) -> tuple[str, ...]:
-    """The users of the image, without those of our images that are based on it."""
+    """The users of the image itself, not those of our images based on it."""
     found = [str(container["Names"][0]).lstrip("/") for container in containers if container["ImageID"] == image.id]
     if any(is_needed(name) for name in image.own_names):
         found.append(RUN)
@@ -209,7 +209,7 @@ def _remove_unless_used(client: APIClient, image: StoredImage) -> str:
         try:
             with reported(f"The image {image.title} could not be removed.", remedy=""):
                 if _inspect(client, image.id).tagged > image.used:
-                    return "a run of another host has just used it"
+                    return "a run on another host has just used it"
                 for name in image.names:
                     client.remove_image(name)
         except ImageError as error:
@@ -273,7 +273,7 @@ def _list_images(client: APIClient) -> tuple[StoredImage, ...]:
 
 
 def _describe(image: StoredImage) -> str:
-    return f"{image.title} ({gigabytes(image.own)} of its own)"
+    return f"{image.title} (own size: {gigabytes(image.own)})"
 
 
 @contextmanager
@@ -282,7 +282,7 @@ def _daemon() -> Iterator[APIClient]:
         yield client.api
 
 
-_HEAD = ("image", "torch", "top layer", "size", "of its own", "built", "last used", "needed by")
+_HEAD = ("image", "torch", "top layer", "size", "own size", "built", "last used", "needed by")
 _UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
 

@@ -74,7 +74,7 @@ class Space:
         self._written = axes
         self._values = {axis: [comparable(axis, value) for value in values] for axis, values in axes.items()}
         self._size = step = prod(map(len, axes.values()))
-        self._steps: dict[str, int] = {}  # the distance of points with consecutive values on the axis
+        self._steps: dict[str, int] = {}  # the distance between points with consecutive values on the axis
         for axis, values in axes.items():
             self._steps[axis] = step = step // len(values)
         self._cache: dict[Comparison, Points] = {}  # rules often share comparisons
@@ -128,7 +128,7 @@ class Condition:
     names: tuple[str, ...] = field(compare=False)  # the axes in it, in axis order
     literals: tuple[tuple[str, AxisValue], ...] = field(
         repr=False, compare=False
-    )  # with axes; not those compared by order
+    )  # with axes; none from <, <=, > or >=
     points: Evaluation = field(repr=False, compare=False)
 
     def holds(self, values: Mapping[str, AxisValue]) -> bool:
@@ -148,7 +148,7 @@ def parse_condition(text: str) -> Condition:
     return Condition(text, tuple(axis for axis in AXES if axis in named), tuple(literals), points)
 
 
-_LANGUAGE = "A condition compares axes: backend == 'nccl' and gpu_count < world_size, or world_size in [2, 4]."
+_LANGUAGE = "A condition compares axes: backend == 'nccl' and world_size in [2, 4]."
 
 _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,

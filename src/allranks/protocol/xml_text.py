@@ -62,13 +62,13 @@ def xml_id(nodeid: str) -> str:
 
 
 TEXT_LIMIT = 64 * 1024
-"""The most characters of one text in the report."""
+"""The longest text in the report, in characters."""
 
 MESSAGE_LIMIT = 4 * 1024
-"""The most characters of one message: clients show messages in lists."""
+"""The longest message, in characters: clients show messages in lists."""
 
 _ROUGH: Final = 4
-"""On either side of a cut, this many times the limit is cleaned: cleaning rarely removes most of a text."""
+"""How much is cleaned on either side of a cut, in limits: cleaning rarely removes most of a text."""
 
 _PLAIN: Final = re.compile(r"[ !#-%'-;=?-~]*").fullmatch
 """Matches nearly all names: a fast check for text that needs no cleaning and no escaping."""
@@ -105,7 +105,7 @@ def printable(text: str) -> str:
 
 
 def for_log(text: str) -> str:
-    """``text`` on one line that no CI service interprets as a command, provided that it does not begin the line.
+    """``text`` on one line that no CI service interprets as a command, if other text comes before it.
 
     GitHub interprets lines that begin with two colons, and ``##[name]`` anywhere in a line; Azure ``##vso[name]``.
     """
@@ -146,7 +146,7 @@ def element_text(text: str) -> str:
 
 
 _WORD: Final = 32
-"""The most characters of a word that is not divided; a longer one may be a path, a node id, or a whole text."""
+"""The longest undivided word, in characters; a longer one may be a path, a node id, or a whole text."""
 
 
 def _word_at(text: str, offset: int) -> tuple[int, int]:
@@ -193,7 +193,7 @@ def clean_cut(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def _note(left_out: int) -> str:
-    return f"\n[... {left_out} characters cut here; the files of the rank have the complete text ...]\n"
+    return f"\n[... {left_out} characters cut here; the files of the rank may have more ...]\n"
 
 
 def first_line(text: str) -> str:

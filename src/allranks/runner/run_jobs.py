@@ -64,8 +64,8 @@ class RunOptions:
     remaining: Mapping[str, JobSelection] | None = None  # the unfinished jobs of a resumed run, by id
     gpus: str | None = None  # the GPUs that jobs may use, by number or id; None for all of the host's
     gpu_mode: GpuMode = "auto"
-    # The part of a plan that this machine runs; None without a plan. A part prints no annotations, and may run no test:
-    # both are decided when the results of all parts are merged.
+    # The part of a plan that this machine runs; None without a plan. A part prints no annotations, and need not run any
+    # test: both are decided when the results of all parts are merged.
     part: PlanPart | None = None
     detail: Detail = "usual"
 
@@ -121,7 +121,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             combine(expansion.matrix, folder.path, jobs, options.pytest_args, say)
             return _conclude(folder, jobs, options, durations, console)
         except KeyboardInterrupt:
-            console.say("interrupted: the containers and processes of this run have been removed")
+            console.say("interrupted: this run's processes were stopped, and its containers removed")
             ids = {job.id for job in jobs}
             _show(folder, ids, console, options, *options.sections_of_unfinished_run)
             return ExitCode.INTERRUPTED

@@ -62,7 +62,7 @@ class RankEnvironment:
         # If tests launch ranks themselves, the launching process has no WORLD_SIZE: it is not a rank.
         world_size = _number(environ, names.world_size, _number(environ, "ALLRANKS_WORLD_SIZE", 1))
         if not rank < world_size:
-            msg = f"{names.rank} is {rank}, but {names.world_size} is {world_size}: a rank must be below the world size"
+            msg = f"{names.rank} is {rank}, which must be below the world size, {world_size} ({names.world_size})"
             raise LauncherError(msg)
         shared = environ.get("ALLRANKS_SHARED")
         return cls(
@@ -93,7 +93,7 @@ class LauncherError(ValueError):
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
     if text and not (text.isdecimal() and text.isascii()):
-        msg = f"{name} is {text!r}, which is not a non-negative number"
+        msg = f"{name} is {text!r}; it must be a whole number, at least 0"
         raise LauncherError(msg)
     return int(text) if text else default
 

@@ -100,7 +100,7 @@ def test_a_rank_in_a_new_process_may_exit_at_the_end_of_its_session(start_agent,
         1,
         [
             ("raise LookupError('no such store')", f"{CHANGED} on rank 1 from 0 to 1."),
-            ("os.abort()", "Rank 1 was killed by SIGABRT when it ended its pytest session."),
+            ("os.abort()", "Rank 1 was killed by SIGABRT while ending its pytest session."),
             ("os._exit(77)", f"{CHANGED} on rank 1 from 0 to 77."),
             ("sys.exit(3)", f"{CHANGED} on rank 1 from 0 to 3."),
             ("pytest.exit('over', returncode=5)", f"{CHANGED} on rank 1 from 0 to 5."),

@@ -267,7 +267,7 @@ def test_the_first_failure_is_primary_and_peers_get_the_grace(start_gang):
             (announce_and_leave(77, announced=72), Outcome.CRASHED, "rank 0 exited with code 77 during the test"),
             (lambda _: os.kill(os.getpid(), signal.SIGKILL), Outcome.CRASHED, "rank 0 was killed by SIGKILL"),
             (close_connection, Outcome.CRASHED, "rank 0 closed its connection to the supervisor and was killed"),
-            (send_garbage, Outcome.CRASHED, "rank 0 wrote into its connection to the supervisor and was killed"),
+            (send_garbage, Outcome.CRASHED, "rank 0 wrote to its connection to the supervisor and was killed"),
         ],
     ),
 )

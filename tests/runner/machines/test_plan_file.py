@@ -92,7 +92,7 @@ def test_an_entry_has_the_fields_that_a_workflow_needs(make, expansion):
 def test_the_packs_are_summarized(make, expansion):
     _, notes = make(expansion)
     assert notes[0].startswith("12 jobs in ")
-    assert notes[1].startswith("6 jobs of these were never measured")
+    assert notes[1] == "jobs that were never measured, with estimated durations: 6"
     assert any(note.startswith("cuda on self-hosted, gpu: 6 jobs in ") for note in notes)
 
 

@@ -388,7 +388,7 @@ def _session_problem(rank_exit: RankExit, overdue: float | None) -> AgentFailed 
     if overdue is not None:
         message = f"Rank {rank} did not end its pytest session within {overdue:g} s."
     elif status is not None and status < 0:
-        message = f"Rank {rank} was killed by {linux.signal_name(-status)} when it ended its pytest session."
+        message = f"Rank {rank} was killed by {linux.signal_name(-status)} while ending its pytest session."
     elif status:
         message = changed_status(0, status, f" on rank {rank}")
     else:

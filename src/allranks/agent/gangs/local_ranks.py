@@ -294,7 +294,7 @@ ReadEvents = Callable[[], Sequence[RankEvent]]
 _BLOCKED = {
     "T": "it is stopped (SIGSTOP)",
     "t": "it is stopped by its tracer (ptrace)",
-    "D": "the kernel blocks it (state D)",
+    "D": "it is in the kernel (state D)",
 }
 """By process state. Any process is in state D for a moment now and then."""
 
@@ -659,4 +659,4 @@ def _kill_if_disconnected(rank: RankProcess) -> str:
     # The rank alone: it may only be slow to end, and what it leaves behind has to be found.
     rank.signal(signal.SIGKILL)
     linux.is_readable(rank.pidfd, REAP_TIMEOUT)
-    return "wrote into its connection to the supervisor" if is_garbled else "closed its connection to the supervisor"
+    return "wrote to its connection to the supervisor" if is_garbled else "closed its connection to the supervisor"

@@ -415,7 +415,7 @@ class _Rank:
         if self._assignment.hardware_skip is not None:
             raise EnvironmentSkip(*self._assignment.hardware_skip)
         if never_runs(item):
-            pytest.fail("its class calls this coroutine or generator without running it", pytrace=False)
+            pytest.fail("its class never runs the body of this coroutine or generator", pytrace=False)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(

@@ -252,7 +252,7 @@ _REMEDY_MADE_TWICE: Final = (
 )
 _REMEDY_NOT_MADE: Final = (
     "allranks created no process group for this test. It creates none for suites with process_group = false or "
-    "launches_ranks = true, for tests marked no_process_group, and for a unittest.TestCase that uses no fixture or "
+    "launches_ranks = true, for tests marked no_process_group, or for a unittest.TestCase that uses no fixture or "
     'class of allranks, unless it is marked with @pytest.mark.usefixtures("process_group").'
 )
 
@@ -296,7 +296,7 @@ class Subtests:
 def changed_collection(nodeid: str, item: pytest.Item | None) -> Phase:
     """The phase of a test if another test, or none, has its index in the collection."""
     found = "no test" if item is None else f"the test {item.nodeid!r}"
-    message = f"the suite changed its collected tests: there is {found} at the index of {nodeid!r}"
+    message = f"the suite changed its collected tests: {found} is at the index of {nodeid!r}"
     return Phase.of_error("setup", message)
 
 

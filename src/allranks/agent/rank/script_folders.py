@@ -148,7 +148,7 @@ def exit_report(collector: pytest.Collector, exit_: SystemExit) -> pytest.Collec
         return _failed(collector, f"{where} calls sys.exit({code}) while the tests are collected")
     text = f"importing it calls sys.exit({code})"
     if test := _test_in(imported.f_globals):
-        remedy = "call it above all tests, or only if __name__ is '__main__'"
+        remedy = "exit above all tests, or only if __name__ is '__main__'"
         return _failed(collector, f"{text} after the definition of {test}: {remedy}")
     if is_success(exit_.code):
         return pytest.CollectReport(collector.nodeid, "skipped", (str(collector.path), 0, f"Skipped: {text}"), [])

@@ -1,4 +1,4 @@
-"""Plans the machines of a CI, and renders the plan as GitHub's job matrix."""
+"""Plans CI machines, and renders the plan as GitHub's job matrix."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ LARGEST_OUTPUT: Final = 1 << 19
 (https://docs.github.com/actions/reference/workflows-and-actions/workflow-syntax#jobsjob_idoutputs)."""
 
 LONGEST_DESCRIPTION: Final = 80
-"""Most characters of an entry's description, which is part of the name of a workflow's job."""
+"""Maximum length of an entry's description, which is part of the name of a workflow's job."""
 
 
 def render_entries(document: Mapping[str, Any], division: Division, jobs: Sequence[Job]) -> str:
@@ -31,7 +31,7 @@ def render_entries(document: Mapping[str, Any], division: Division, jobs: Sequen
     text = json.dumps({"include": entries}, separators=(",", ":"))
     if len(text) > LARGEST_OUTPUT:
         what = f"The job matrix has {len(text):,} characters, over GitHub's limit of {LARGEST_OUTPUT:,}."
-        raise UsageError(what, remedy="Use shorter labels of runners, or fewer entries: --max-entries")
+        raise UsageError(what, remedy="Use shorter runner labels, or fewer entries: --max-entries")
     return text
 
 
@@ -68,7 +68,7 @@ def render_notes(division: Division) -> list[str]:
     jobs, entries = sum(len(pack.jobs) for pack in division.packs), counted(len(division.packs), "entry", "entries")
     lines = [f"{counted(jobs, 'job')} in {entries} of the job matrix"]
     if division.guessed:
-        lines.append(f"{counted(division.guessed, 'job')} of these were never measured: their durations are estimates")
+        lines.append(f"jobs that were never measured, with estimated durations: {division.guessed}")
     for group in division.groups:
         least, most = min(pack.seconds for pack in group), max(pack.seconds for pack in group)
         where, jobs = group[0].rule.runs_on, sum(len(pack.jobs) for pack in group)
