@@ -288,8 +288,33 @@ def test_is_innocent(rank):
     agent = run_agent({"test_suspicious.py": suite})
     assert agent.outcomes("test_is_suspicious") == ("passed", "passed")
     assert agent.outcomes("test_is_innocent") == ("passed", "passed")
-    [notice] = [notice for notice in agent.all(Notice) if notice.nodeid.endswith("test_is_suspicious")]
+    [notice] = [notice for notice in agent.all(Notice) if notice.kind == "calls"]
+    assert notice.nodeid.endswith("test_is_suspicious")
     assert notice.text.startswith("calls differ: ")
+
+
+def test_a_notice_names_tests_whose_ranks_are_replaced_because_a_call_failed(run_agent):
+    suite = f"""{CATCHING}
+def test_raises():
+    catch(lambda: dist.group.WORLD.broadcast([]).wait())
+
+def test_passes():
+    dist.barrier()
+
+test_raises_too = test_raises
+
+def test_fails(rank):
+    test_raises()
+    assert rank
+"""
+    agent = run_agent({"test_small.py": suite})
+    [notice] = agent.all(Notice)
+    assert notice.nodeid.endswith("::test_raises")
+    assert notice.text == (
+        "it made torch.distributed calls that raised an error or were not logged, and so did 1 other test; "
+        "its ranks were replaced"
+    )
+    assert len(agent.gangs()) == 3
 
 
 DEATHS = ["os._exit(3)", "os._exit(0)", "os.kill(os.getpid(), 9)", "os.abort()"]

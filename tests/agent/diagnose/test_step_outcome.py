@@ -331,6 +331,12 @@ def test_a_gang_is_kept_only_if_all_ranks_agree_and_leave_nothing(outcomes, ende
         ]
     )
     assert step.is_clean is is_clean
+    assert step.has_failed_calls is (failures > 0)
+
+
+def test_calls_that_failed_are_not_the_reason_for_new_ranks_if_the_test_failed():
+    step = Step(outcomes=[step_outcome(0, "passed"), step_outcome(1, "failed", calls=Calls(failures=1))])
+    assert not step.has_failed_calls
 
 
 def calls(number, **more):

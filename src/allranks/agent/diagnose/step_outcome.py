@@ -237,13 +237,18 @@ class Step:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the gang may be kept: all ranks passed, or all skipped early, and left nothing behind.
-
-        A call of torch.distributed that raised may have left its group unusable, even if the test expects the error.
-        """
-        has_raised = any(outcome.calls is not None and outcome.calls.failures for outcome in self.outcomes)
+        """Whether the gang may be kept: all ranks passed, or all skipped early, and left nothing behind."""
         reports = [outcome.report for outcome in self.outcomes]
-        return self._agrees and not has_raised and not any(report.left or report.has_exited for report in reports)
+        has_left = any(report.left or report.has_exited for report in reports)
+        return self._agrees and not has_left and not self.has_failed_calls
+
+    @property
+    def has_failed_calls(self) -> bool:
+        """Whether calls of torch.distributed failed, or were not logged, in a test that did not fail.
+
+        A call that raised may have left its group unusable, even if the test expects the error.
+        """
+        return self._agrees and any(outcome.calls and outcome.calls.failures for outcome in self.outcomes)
 
     @property
     def _agrees(self) -> bool:

@@ -78,7 +78,7 @@ class LoopState:
 
     gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # numbers of gangs
     results: dict[str, bool] = field(default_factory=dict)  # for each test that has run, whether it failed
-    # The tests that changed some state, by the name of that state and the consequence.
+    # The tests that changed some state, or whose calls failed, by the name of that and the consequence.
     changed: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
     cold_starts: set[str] = field(default_factory=set)  # reported reasons why processes could not be started warm
     has_quit: bool = False  # the user has quit the debugger: no further test begins
@@ -92,12 +92,12 @@ class LoopState:
         return sum(self.results.copy().values())
 
     def changes(self) -> Iterator[Notice]:
-        """Yield notices about state that tests changed; names with the same tests share one notice."""
+        """Yield notices about what :attr:`changed` has; names with the same tests share one notice."""
         by_tests = by_key(((why, tuple(nodeids)), name) for (name, why), nodeids in self.changed.items())
         for (consequence, (first, *others)), names in by_tests.items():
-            too = f", and so did {len(others)} other tests" if others else ""
+            too = f", and so did {len(others)} other test{'s' if len(others) > 1 else ''}" if others else ""
             listed = ", ".join(names[:_MAX_NAMES])
-            yield Notice(nodeid=first, text=f"it changed {listed}{too}; {consequence}", kind="state")
+            yield Notice(nodeid=first, text=consequence.format(f"{listed}{too}"), kind="state")
 
 
 class WorkerLostError(Exception):
@@ -224,9 +224,12 @@ _COMMAND_LENGTH = 1000
 FRESH_START = 120.0
 """Seconds for ranks that are not forks to import torch and their file: a second or two each on an idle host."""
 
-_RESTORED = "that was restored"
-_REPLACED = "its ranks were replaced"
-"""The consequences of state that a test has changed."""
+_RESTORED = "it changed {}; that was restored"
+_REPLACED = "it changed {}; its ranks were replaced"
+_CALLS_FAILED = "it made {}; its ranks were replaced"
+"""The consequences of what a test has done."""
+
+_FAILED_CALLS = "torch.distributed calls that raised an error or were not logged"
 
 QUIT = "q in the debugger"
 """Why tests did not run after the user has quit the debugger."""
@@ -598,7 +601,9 @@ class TestLoop:
             has_failed = self._record_ranks(step, gang.take_output(self._current))
         self._record_processes(step)
         if self._launcher is None and self._options.shares_ranks:
-            for consequence, names in ((_RESTORED, step.restored), (_REPLACED, step.not_restored)):
+            failed_calls = {_FAILED_CALLS} if step.has_failed_calls else ()
+            found = ((_RESTORED, step.restored), (_REPLACED, step.not_restored), (_CALLS_FAILED, failed_calls))
+            for consequence, names in found:
                 for name in sorted(names):
                     self._state.changed.setdefault((name, consequence), {})[self._current] = None
         self._count({outcome.outcome for outcome in step.outcomes}, has_failed=has_failed)
