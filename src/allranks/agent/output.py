@@ -109,7 +109,7 @@ class Output:
 
 
 class OutputLog:
-    """``rank-N.log``: all output of a rank, test by test, over all gangs."""
+    """``rank-N.log``: the output of a rank, test by test, over all gangs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

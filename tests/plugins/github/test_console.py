@@ -99,7 +99,7 @@ def test_a_flood_is_cut(live, lines, monkeypatch):
     for number in range(5):
         live.take("cell/s", output(str(number)))
     live.job_ended("cell/s", Tests(), 1.0, None)
-    assert shown(lines)[:3] == ["[rank 0] 0", "[rank 0] 1", "(truncated; rank-N.log has all lines)"]
+    assert shown(lines)[:3] == ["[rank 0] 0", "[rank 0] 1", "(truncated; see rank-N.log)"]
 
 
 def test_the_first_failure_is_printed_at_once(live, lines):

@@ -83,7 +83,7 @@ class ActionsConsole:
 
 
 _KEPT: Final = 2000
-"""The most lines of a job's output in its group; the ranks' logs have all of them."""
+"""The most lines of a job's output in its group; the ranks' logs have more."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -117,7 +117,7 @@ class ActionsListener(RunListener):
         for line in lines:
             self.say(line)
         if len(lines) == _KEPT:
-            self.say("(truncated; rank-N.log has all lines)")
+            self.say("(truncated; see rank-N.log)")
         self.commands.issue("::endgroup::")
 
 
