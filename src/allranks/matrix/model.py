@@ -149,7 +149,8 @@ class Axes:
                 "A name starts with a lower-case letter, and has lower-case letters, digits and '_'.",
             )
         ),
-        "Names of other backends than torch's, for the axis `backend`.",
+        "Names of other backends than torch's, for the axis `backend`. "
+        'A suite registers one by `pytest_args = ["-p", "MODULE"]`.',
         default=(),
         example=["mine"],
     )
