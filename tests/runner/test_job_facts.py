@@ -245,14 +245,15 @@ def test_import_warnings_are_notes_without_duplicates_and_with_a_limit():
     ]
     notes = facts(*records).notes
     assert notes[:2] == ("t.py:3: UserWarning: Old", "t.py:0: UserWarning: Old")
-    assert notes[20:] == ("10 more warnings are in agent.log",)
+    assert notes[20:] == ("in agent.log: 10 more warnings",)
     assert facts(*records).notices == ()
 
 
 def test_notes_about_processes_left_behind_have_a_limit():
     left = [LeftBehind(nodeid="t::a", rank=0, pid=pid, command="sleep") for pid in range(9)]
     assert len(facts(*left).notes) == 6
-    assert facts(*left).notes[-1] == "4 more processes were left behind and killed"
+    assert facts(*left).notes[-1] == "left behind and killed: 4 more processes"
+    assert facts(*left[:6]).notes[-1] == "left behind and killed: 1 more process"
 
 
 def test_a_job_that_finished_before_the_engine_reported_a_timeout_is_not_late():

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from allranks.agent import kernel
 from allranks.engines.base import JobExit, NodeExit
+from allranks.errors import counted
 from allranks.protocol.choices import NoticeKind
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import (
@@ -225,7 +226,7 @@ def _rates(repeated: Mapping[str, RepetitionTally]) -> list[str]:
     notes = [summary_of(nodeid, repeated[nodeid]) for nodeid in worst[:_RATES_SHOWN]]
     rest = [repeated[nodeid] for nodeid in worst[_RATES_SHOWN:]]
     rate = full_rate(sum(tally.bad for tally in rest), sum(tally.runs for tally in rest))
-    return [*notes, f"{len(rest)} more tests: {rate}"] if rest else notes
+    return [*notes, f"{counted(len(rest), 'more test')}: {rate}"] if rest else notes
 
 
 def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
@@ -237,7 +238,7 @@ def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
         # In a kept gang, an earlier test may have started it.
         notes.append(f"after {left.nodeid}, a process of {rank} was still running; allranks killed it: {command}")
     rest = len(found) - len(notes)
-    return [*notes, f"{rest} more processes were left behind and killed"] if rest else notes
+    return [*notes, f"left behind and killed: {counted(rest, 'more process', 'more processes')}"] if rest else notes
 
 
 def _warnings(found: Sequence[SuiteWarning]) -> list[str]:
@@ -245,7 +246,7 @@ def _warnings(found: Sequence[SuiteWarning]) -> list[str]:
     notes = [f"{warning.file}:{warning.line}: {warning.category}: {warning.text}".rstrip(".") for warning in found]
     notes = list(dict.fromkeys(notes))
     rest = len(notes) - _WARNINGS_SHOWN
-    return [*notes[:_WARNINGS_SHOWN], f"{rest} more warnings are in agent.log"] if rest > 0 else notes
+    return [*notes[:_WARNINGS_SHOWN], f"in agent.log: {counted(rest, 'more warning')}"] if rest > 0 else notes
 
 
 def _gpu_error(failures: Sequence[GpuFailed]) -> JobError:

@@ -356,7 +356,7 @@ class _RankThreads:
         self._collect(self._limits.settling if has_failed else self._limits.grace)
 
     def stop(self) -> None:
-        """Stop the running ranks: first in their collectives, then by an exception. Others are abandoned."""
+        """Stop the running ranks: first in their collectives, then by an exception; abandon the others."""
         # Peers of a failed rank may still pass during the longer grace period. Ranks that timed out cannot.
         grace = self._limits.settling if self._stopped else self._limits.grace
         self._mark_live(Outcome.ABORTED)

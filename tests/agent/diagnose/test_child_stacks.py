@@ -177,6 +177,7 @@ def test_a_message_describes_at_most_three_children():
     assert describe_children([hang(name, "/user.py") for name in "abcde"]).endswith(
         "; c was in /user.py:1 in call, 2.5 s after its start; 2 more child processes"
     )
+    assert describe_children([hang(name, "/user.py") for name in "abcd"]).endswith("; 1 more child process")
 
 
 def test_the_description_of_no_children_is_empty():

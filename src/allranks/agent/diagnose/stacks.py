@@ -304,7 +304,8 @@ def describe_children(children: Sequence[ChildHang]) -> str:
     """Describe where the child processes of a rank are, those first that do not wait for a peer."""
     located = [child for child in children if child.location]
     locations = [child.location for child in sorted(located, key=lambda child: child.stacks.waits_in_distributed())]
-    more = [f"{len(locations) - _MAX_NAMES} more child processes"] if len(locations) > _MAX_NAMES else []
+    hidden = len(locations) - _MAX_NAMES
+    more = [f"{hidden} more child process{'es' if hidden > 1 else ''}"] if hidden > 0 else []
     return "".join(f"; {part}" for part in [*locations[:_MAX_NAMES], *more])
 
 

@@ -290,7 +290,7 @@ class _Rank:
             return ()
         messages = [shorten(child.message(root), MESSAGE_LIMIT) for child in failed]
         hidden = len(messages) - _MOST_CHILDREN
-        more = [f"{hidden} more child processes failed"] if hidden > 0 else []
+        more = [f"{hidden} more child process{'es' if hidden > 1 else ''} failed"] if hidden > 0 else []
         return (*messages[:_MOST_CHILDREN], *more)
 
     def _with_children(self, phase: Phase, error: BaseException | None) -> Phase:
