@@ -48,7 +48,7 @@ class AttemptOptions:
     gpus: tuple[str, ...] = ()
     passthrough: Passthrough = field(default_factory=Passthrough)
     pytest_args: tuple[str, ...] = ()
-    carried: tuple[FileCopy, ...] = ()  # files of earlier jobs of the same cell and suite
+    carried: tuple[FileCopy, ...] = ()  # files that earlier runs or attempts of the job left
     test_durations: Mapping[str, float] = field(default_factory=dict)  # in seconds, to split the suite
     only: tuple[str, ...] | None = None  # node ids of the tests to run; None for all
     shuffle: int | None = None  # the seed for the order of the tests; None for the order of collection
