@@ -199,7 +199,10 @@ def test_flaky_tests_are_named(run_folder):
     merged = merge(run_folder.path, environ={})
     said = " ".join(render_table(merged).split())
     place = "gloo-w2-g0-env / collectives"
-    assert f"6 flaky or fixed tests, which failed in an earlier attempt but not in the last one: {place}: t.py::test_a," in said
+    assert (
+        f"6 flaky or fixed tests, which failed in an earlier attempt but not in the last one: {place}: t.py::test_a,"
+        in said
+    )
     assert said.partition("t.py::test_d")[2].startswith(" and 2 more.")
     text = merged.summary.read_text()
     assert text.count("t.py::test\\_") == 6
