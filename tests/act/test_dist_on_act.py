@@ -15,7 +15,7 @@ import docker
 import pytest
 from callers import ROOT, SUITE, command, lay
 from on_act import LABEL, ActRun, Line, run_on_act
-from two_packs import GOOD, MATRIX, OTHER
+from two_batches import GOOD, MATRIX, OTHER
 
 pytestmark = [pytest.mark.docker, pytest.mark.act]
 
@@ -74,7 +74,7 @@ def once(when: Callable[[Line], bool], do: Callable[[], object]) -> Callable[[Li
     return watch
 
 
-def test_one_pack_opens_the_gate(push):
+def test_one_batch_opens_the_gate(push):
     run = push(MATRIX, {"good": SUITE, "other": SUITE}, select=ONE)
     assert run.results == dict.fromkeys(("plan", "image", f"run {GOOD}", "report", "gate"), "success"), run.log
     assert "1 tests, none failed" in run.job("report").summary
@@ -82,7 +82,7 @@ def test_one_pack_opens_the_gate(push):
     assert run.errors == []
 
 
-def test_two_packs_open_it(push):
+def test_two_batches_open_it(push):
     run = push(MATRIX, {"good": SUITE, "other": SUITE})
     jobs = ("plan", "image", f"run {GOOD}", f"run {OTHER}", "report", "gate")
     assert run.results == dict.fromkeys(jobs, "success"), run.log

@@ -59,35 +59,35 @@ def test_only_the_requirements_of_the_cells_are_checked(allranks, demands):
 
 
 @pytest.mark.usefixtures("runners")
-def test_the_requirements_of_a_pack_are_checked_with_the_engine_of_its_machine(allranks, demands, monkeypatch):
+def test_the_requirements_of_a_batch_are_checked_with_the_engine_of_its_machine(allranks, demands, monkeypatch):
     _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
-    pack = next(entry["pack"] for entry in json.loads(out)["include"] if entry["gpus"])
+    batch = next(entry["batch"] for entry in json.loads(out)["include"] if entry["gpus"])
     monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
-    monkeypatch.setenv("ALLRANKS_PACK", pack)
+    monkeypatch.setenv("ALLRANKS_BATCH", batch)
     assert allranks("doctor")[0] == 4
     assert demands == [(["nccl-w2-g2-env"], "process")]
 
 
 @pytest.mark.usefixtures("runners", "demands")
-def test_missing_requirements_are_the_result_of_each_job_of_the_pack(allranks, monkeypatch):
+def test_missing_requirements_are_the_result_of_each_job_of_the_batch(allranks, monkeypatch):
     _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
-    pack = next(entry["pack"] for entry in json.loads(out)["include"] if entry["gpus"])
+    batch = next(entry["batch"] for entry in json.loads(out)["include"] if entry["gpus"])
     monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
-    monkeypatch.setenv("ALLRANKS_PACK", pack)
+    monkeypatch.setenv("ALLRANKS_BATCH", batch)
     code, _, err = allranks("doctor", "--results", "left")
     assert code == 4
-    assert f"does not meet the requirements of the batch {pack}: driver." in err
+    assert f"does not meet the requirements of the batch {batch}: driver." in err
     records = [json.loads(path.read_text()) for path in Path("left/latest").glob("cells/*/*/attempt-1/job.json")]
     assert [record["error"]["why"] for record in records] == ["driver: too old."] * len(records) != []
 
 
 @pytest.mark.parametrize(
-    ("variables", "arguments"), [(["PACK"], []), (["PLAN_FILE"], []), (["PLAN_FILE", "PACK"], ["--cell", "nccl"])]
+    ("variables", "arguments"), [(["BATCH"], []), (["PLAN_FILE"], []), (["PLAN_FILE", "BATCH"], ["--cell", "nccl"])]
 )
-def test_a_pack_needs_its_plan_and_cannot_be_combined_with_cells(allranks, monkeypatch, variables, arguments):
+def test_a_batch_needs_its_plan_and_cannot_be_combined_with_cells(allranks, monkeypatch, variables, arguments):
     for name in variables:
         monkeypatch.setenv(f"ALLRANKS_{name}", "x")
     code, _, err = allranks("doctor", *arguments)
     assert code == 2
-    unset = f"The variable ALLRANKS_{variables[0]} is set, but ALLRANKS_P"
+    unset = f"The variable ALLRANKS_{variables[0]} is set, but ALLRANKS_"
     assert ("--cell cannot be combined" if arguments else unset) in err

@@ -45,7 +45,7 @@ def test_a_report_can_be_printed_as_json(allranks, ranks):
     [failure] = output["failures"]
     assert failure == {
         "place": "gloo-w2-g0-env / tests", "test": "t::test_x", "kind": "failure", "message": "rank 1 failed: no",
-        "alike": 0, "cells": ["gloo-w2-g0-env"], "packs": [], "ranks": {"2": [1]}, "blame": None,
+        "alike": 0, "cells": ["gloo-w2-g0-env"], "batches": [], "ranks": {"2": [1]}, "blame": None,
     }  # fmt: skip
     assert all(Path(file).is_file() for file in (output["files"]["junit"][0], *list(output["files"].values())[1:]))
     assert "exit code" not in err

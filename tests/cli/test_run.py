@@ -1,4 +1,4 @@
-"""``allranks run``: the jobs and options of a selection, a pack of a plan, and a resumed run."""
+"""``allranks run``: the jobs and options of a selection, a batch of a plan, and a resumed run."""
 
 import json
 import sys
@@ -220,13 +220,13 @@ def machine(allranks, monkeypatch):
     """``machine(entry, ...)``: a run on the machine of an entry of the job matrix."""
 
     def run_on(entry, *arguments):
-        monkeypatch.setenv("ALLRANKS_PACK", entry["pack"])
+        monkeypatch.setenv("ALLRANKS_BATCH", entry["batch"])
         return allranks("run", *arguments)
 
     return run_on
 
 
-def test_a_pack_is_run_as_it_was_planned(plan_machines, machine, runs):
+def test_a_batch_is_run_as_it_was_planned(plan_machines, machine, runs):
     _, gpu = plan_machines("--", "-k", "x")
     assert machine(gpu)[0] == 0
     [(jobs, options)] = runs
@@ -254,7 +254,7 @@ def test_a_machine_with_fewer_gpus_than_planned_runs_nothing(plan_machines, mach
     assert allranks("report", str(folder))[0] == 4, "and not the 3 of a job that was lost"
 
 
-def test_an_error_before_a_pack_begins_is_the_result_of_its_jobs(plan_machines, machine, allranks):
+def test_an_error_before_a_batch_begins_is_the_result_of_its_jobs(plan_machines, machine, allranks):
     cpu, _ = plan_machines()
     asked = (cpu, "--engine", "process")
     assert machine(*asked, "--gpus", "7")[0] == 2
@@ -264,54 +264,54 @@ def test_an_error_before_a_pack_begins_is_the_result_of_its_jobs(plan_machines, 
     assert "nccl" not in out
 
 
-def test_a_misspelled_option_is_the_result_of_the_jobs_of_a_pack(plan_machines, machine, allranks):
+def test_a_misspelled_option_is_the_result_of_the_jobs_of_a_batch(plan_machines, machine, allranks):
     cpu, _ = plan_machines()
     assert machine(cpu, "--debug", "--retrys", "1")[0] == 2
     code, out, _ = allranks("report", "results/latest")
     assert (code, out.count("allranks run has no option --retrys.")) == (2, 1)
 
 
-def test_a_rejected_pack_inside_a_launcher_records_nothing(plan_machines, machine):
+def test_a_rejected_batch_inside_a_launcher_records_nothing(plan_machines, machine):
     cpu, _ = plan_machines()
     Path("matrix.toml").write_text("")
     assert machine(cpu, "--inside")[0] == 2
     assert not Path("results").exists()
 
 
-def test_the_command_line_may_choose_engine_and_seed_of_a_pack(plan_machines, machine, runs):
+def test_the_command_line_may_choose_engine_and_seed_of_a_batch(plan_machines, machine, runs):
     _, gpu = plan_machines()
     machine(gpu, "--engine", "docker", "--seed", "5")
     assert (runs[0][1].engine, runs[0][1].seed) == ("docker", 5)
 
 
-def test_fail_fast_stops_a_pack_but_does_not_change_pytests_arguments(plan_machines, machine, runs):
+def test_fail_fast_stops_a_batch_but_does_not_change_pytests_arguments(plan_machines, machine, runs):
     _, gpu = plan_machines("--", "-k", "x")
     assert machine(gpu, "-x")[0] == 0
     assert (runs[0][1].policy.fail_fast, runs[0][1].pytest_args) == (True, ("-k", "x"))
 
 
-def test_a_pack_without_executed_tests_succeeds(plan_machines, machine, runs):
+def test_a_batch_without_executed_tests_succeeds(plan_machines, machine, runs):
     assert machine(plan_machines()[0])[0] == 0
     assert runs[0][1].part
 
 
 @pytest.mark.parametrize("also", [["gloo-w1-g0-env"], ["--where", "world_size=2"], ["--suite", "tiny"], ["--resume"]])
-def test_a_pack_cannot_be_limited_or_resumed(plan_machines, machine, runs, also):
+def test_a_batch_cannot_be_limited_or_resumed(plan_machines, machine, runs, also):
     cpu, _ = plan_machines()
     code, _, err = machine(cpu, *also)
     assert (code, runs) == (2, [])
     assert "A batch always runs as planned" in err
 
 
-@pytest.mark.parametrize("half", ["PLAN_FILE", "PACK"])
-def test_a_pack_needs_its_plan_and_a_plan_the_pack(allranks, runs, monkeypatch, half):
-    monkeypatch.setenv(f"ALLRANKS_{half}", "x")
+@pytest.mark.parametrize(("given", "missing"), [("PLAN_FILE", "BATCH"), ("BATCH", "PLAN_FILE")])
+def test_a_batch_needs_its_plan_and_a_plan_the_batch(allranks, runs, monkeypatch, given, missing):
+    monkeypatch.setenv(f"ALLRANKS_{given}", "x")
     code, _, err = allranks("run")
     assert (code, runs) == (2, [])
-    assert f"The variable ALLRANKS_{half} is set, but ALLRANKS_P" in err
+    assert f"The variable ALLRANKS_{given} is set, but ALLRANKS_{missing} is not." in err
 
 
-def test_a_pack_of_another_matrix_or_run_is_rejected_before_anything_runs(
+def test_a_batch_of_another_matrix_or_run_is_rejected_before_anything_runs(
     plan_machines, machine, runs, repository, monkeypatch
 ):
     cpu, _ = plan_machines()
@@ -397,12 +397,12 @@ def test_processes_of_a_launcher_may_share_a_run_id(allranks, runs, monkeypatch,
 
 
 @pytest.mark.usefixtures("runners")
-def test_processes_of_a_launcher_may_each_run_a_pack(allranks, runs, monkeypatch):
+def test_processes_of_a_launcher_may_each_run_a_batch(allranks, runs, monkeypatch):
     _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    pack = json.loads(out)["include"][0]["pack"]
+    batch = json.loads(out)["include"][0]["batch"]
     monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
-    monkeypatch.setenv("ALLRANKS_PACK", pack)
+    monkeypatch.setenv("ALLRANKS_BATCH", batch)
     assert allranks("run")[0] == 0
     assert len(runs) == 1
 

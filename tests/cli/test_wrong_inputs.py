@@ -116,7 +116,7 @@ COMMANDS = {
 VARIABLES = {
     "ALLRANKS_RUN_ID=a b": ("ALLRANKS_RUN_ID is 'a b'", "letters"),
     "ALLRANKS_GPU_MODE=x": ("ALLRANKS_GPU_MODE is 'x'", "Choose from auto"),
-    "ALLRANKS_PACK=x": ("ALLRANKS_PACK is set, but ALLRANKS_PLAN_FILE is not", "unset both"),
+    "ALLRANKS_BATCH=x": ("ALLRANKS_BATCH is set, but ALLRANKS_PLAN_FILE is not", "unset both"),
     "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=x": ("is 'x', which is not a valid time", "unset it"),
 }
 

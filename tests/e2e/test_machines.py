@@ -60,7 +60,7 @@ def test_what_two_machines_ran_is_one_report_and_a_machine_that_never_came_is_mi
     assert (code, [entry["jobs"] for entry in entries]) == (0, [1, 1])
     for entry in entries:
         monkeypatch.setenv("ALLRANKS_PLAN_FILE", str(plan_file))
-        monkeypatch.setenv("ALLRANKS_PACK", entry["pack"])
+        monkeypatch.setenv("ALLRANKS_BATCH", entry["batch"])
         machine = replace(launch, results=gathered / entry["slug"])
         done = machine(repository, "--engine", "process")
         assert done.code == 0, done.output

@@ -51,7 +51,7 @@ def test_manifest_announces_jobs_and_their_cells_before_any_runs(make_folder, jo
     }  # fmt: skip
     assert manifest["jobs"][0] == {
         "id": "gloo-w1-g0-env/tiny", "cell": "gloo-w1-g0-env", "suite": "tiny", "image": "cpu", "pytest_args": [],
-        "pack": "",
+        "batch": "",
     }  # fmt: skip
     assert len(manifest["jobs"]) == len(jobs)
 

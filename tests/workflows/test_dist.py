@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hosted import Cancellation, JobRun, Run, Site, first_attempt, read_workflow, rerun
-from two_packs import GOOD, MATRIX, OTHER
+from two_batches import GOOD, MATRIX, OTHER
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / ".github" / "workflows" / "dist.yml"
@@ -108,7 +108,7 @@ def run(site) -> Run:
 
 @pytest.fixture
 def again(site, run, tmp_path) -> Callable[..., Run]:
-    """Run the other pack again, and all that needs it, with another suite; or only these, without a suite."""
+    """Run the other batch again, and all that needs it, with another suite; or only these, without a suite."""
 
     def repeat(suite: str = "", *, of: Run = run, change: Callable[[Run], object] = lambda _run: None, **others) -> Run:
         repository = tmp_path / secrets.token_hex(3)
@@ -222,7 +222,7 @@ def test_a_fork_without_a_reviewer_closes_it_and_gets_no_machine_of_the_user_s(a
 NO_DAEMON = "No Docker daemon answers."
 
 
-def test_a_machine_that_cannot_run_its_pack_tells_why_everywhere_and_a_rerun_mends_it(again, site, tmp_path):
+def test_a_machine_that_cannot_run_its_batch_tells_why_everywhere_and_a_rerun_mends_it(again, site, tmp_path):
     refused = again(SUITE, environ={**site.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
     job, report = refused.job("run", OTHER), refused.job("report")
     assert job.step("Run").outcome == "failure"

@@ -116,7 +116,7 @@ def needs_of(reviewed):
 
 def entry(runs_on):
     times = {"timeout_minutes": 5, "step_timeout_minutes": 5}
-    return {"slug": "a", "pack": "a-0", "cells": "gloo", "gpus": 0, "runs_on": runs_on} | times
+    return {"slug": "a", "batch": "a-0", "cells": "gloo", "gpus": 0, "runs_on": runs_on} | times
 
 
 def test_a_refused_fork_runs_nothing_and_says_why(site):

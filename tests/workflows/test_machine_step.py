@@ -19,8 +19,8 @@ def test_the_machine_is_compared_before_anything_is_fetched(steps):
     assert names.index("Get the plan") < names.index(NAME) < names.index("Get the images")
 
 
-def test_its_reason_lies_where_the_results_of_the_pack_are_taken_from(steps):
+def test_its_reason_lies_where_the_results_of_the_batch_are_taken_from(steps):
     step = next(step for step in steps if step["name"] == NAME)
     assert step["if"] == "matrix.gpus > 0"
-    assert step["env"]["ALLRANKS_PACK"] == "${{ matrix.pack }}"
+    assert step["env"]["ALLRANKS_BATCH"] == "${{ matrix.batch }}"
     assert '--results "$RUNNER_TEMP/results"' in step["run"]

@@ -19,7 +19,7 @@ from allranks.cli.options import (
 )
 from allranks.cli.parser import CommandOptions, flag, option
 from allranks.cli.printing import iso_time, say, say_json
-from allranks.cli.variables import PACK_VARIABLE, PLAN_FILE_VARIABLE, PlanVariables
+from allranks.cli.variables import BATCH_VARIABLE, PLAN_FILE_VARIABLE, PlanVariables
 from allranks.engines import AUTO
 from allranks.errors import DeviceError, ExitCode, MatrixError, UsageError, counted
 
@@ -54,10 +54,10 @@ def run(options: Options) -> ExitCode:
     if options.gpus:
         return _show_leases(options)
     problems = _print(_check(options), options)
-    pack = PlanVariables.read().pack
-    if problems and pack and options.results:  # this error becomes the result of each job of the pack
+    batch = PlanVariables.read().batch
+    if problems and batch and options.results:  # this error becomes the result of each job of the batch
         subjects = ", ".join(dict.fromkeys(problem.subject for problem in problems))
-        what = f"{socket.gethostname()} does not meet the requirements of the batch {pack}: {subjects}."
+        what = f"{socket.gethostname()} does not meet the requirements of the batch {batch}: {subjects}."
         why = " ".join(f"{problem.subject}: {problem.text}." for problem in problems)
         raise DeviceError(what, why=why, remedy=" ".join(dict.fromkeys(problem.remedy for problem in problems)))
     return ExitCode.INFRASTRUCTURE if problems else ExitCode.OK
@@ -67,8 +67,8 @@ def _check(options: Options) -> "Iterable[Finding]":
     """Check this host in general, or for the cells of the options or of a plan."""
     part, mode = PlanVariables.read().part(), gpu_mode()
     if options.cell and part:
-        msg = f"--cell cannot be combined with {PACK_VARIABLE}, which selects the cells of this machine."
-        raise UsageError(msg, remedy=f"Unset {PACK_VARIABLE} and {PLAN_FILE_VARIABLE}, or drop --cell.")
+        msg = f"--cell cannot be combined with {BATCH_VARIABLE}, which selects the cells of this machine."
+        raise UsageError(msg, remedy=f"Unset {BATCH_VARIABLE} and {PLAN_FILE_VARIABLE}, or drop --cell.")
     if not options.cell and not part:
         from allranks.cli.host_checks import check_host  # noqa: PLC0415
 
@@ -86,7 +86,7 @@ def _check(options: Options) -> "Iterable[Finding]":
 
         own = load_part(expansion, *part)
         cells = {job.cell: job.image for job in own.jobs}
-        engine = own.pack.engine or "docker" if engine == AUTO else engine
+        engine = own.batch.engine or "docker" if engine == AUTO else engine
     else:
         named = [cell for text in options.cell for cell in select(expansion, text)]
         cells = {cell: image_for(expansion.matrix, cell) for cell in named}

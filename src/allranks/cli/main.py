@@ -168,16 +168,16 @@ def _recording_rejection(own: Sequence[str], command: Callable[[], ExitCode]) ->
     except argparse.ArgumentError:  # an option lacks its value
         return command()
     name = _command_name(rest)
-    is_run = name == "run" and planned.pack and "--inside" not in rest
-    is_check = name == "doctor" and planned.pack and given.results
+    is_run = name == "run" and planned.batch and "--inside" not in rest
+    is_check = name == "doctor" and planned.batch and given.results
     is_build = name == "build" and given.results
     if not (is_run or is_check or is_build):
         return command()
     from allranks.cli.options import results_here  # noqa: PLC0415
-    from allranks.runner.machines.rejected_pack import recording_rejection  # noqa: PLC0415 - no other command needs it
+    from allranks.runner.machines.rejected_batch import recording_rejection  # noqa: PLC0415 - no other command needs it
 
     results = given.results or Path(os.environ.get(RESULTS_VARIABLE) or results_here(given.matrix))
-    return recording_rejection(command, results, planned.file, None if is_build else planned.pack)
+    return recording_rejection(command, results, planned.file, None if is_build else planned.batch)
 
 
 def _report_error(error: AllranksError, arguments: Sequence[str]) -> None:

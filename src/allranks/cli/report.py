@@ -131,7 +131,7 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
                 "message": failure.message,
                 "alike": failure.more,
                 "cells": failure.cells,
-                "packs": failure.packs,
+                "batches": failure.batches,
                 "ranks": {world: sorted(group.ranks) for world, group in failure.ranks.items()},
                 "blame": failure.blame.predicate if failure.blame else None,
             }

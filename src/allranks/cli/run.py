@@ -1,4 +1,4 @@
-"""``allranks run``: runs selected jobs, a pack of a plan, or the unfinished jobs of an earlier run."""
+"""``allranks run``: runs selected jobs, a batch of a plan, or the unfinished jobs of an earlier run."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from allranks.cli.options import (
 from allranks.cli.parser import flag, option, whole
 from allranks.cli.printing import say, say_verdict, warn
 from allranks.cli.selection import Selection, TestRunOptions, read_request, selected_cells, selected_jobs
-from allranks.cli.variables import IMAGES_VARIABLE, PACK_VARIABLE, PLAN_FILE_VARIABLE, PRUNE_VARIABLE, PlanVariables
+from allranks.cli.variables import BATCH_VARIABLE, IMAGES_VARIABLE, PLAN_FILE_VARIABLE, PRUNE_VARIABLE, PlanVariables
 from allranks.errors import ExitCode, UsageError, counted
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
@@ -140,7 +140,7 @@ def _run_here(expansion: Expansion, options: Options, engine: "Engine | None") -
     if options.pdb_rank is not None:
         expansion, options = _prepare_debugging(expansion, options)
     if part := PlanVariables.read().part():
-        return _run_pack(expansion, options, engine, *part)
+        return _run_batch(expansion, options, engine, *part)
     if options.is_resuming:
         return _resume(expansion, options, engine)
     jobs, given = selected_jobs(expansion, options), _own_run_options(expansion, options, engine)
@@ -229,26 +229,28 @@ def _terminal() -> str:
     return ""
 
 
-def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", plan_file: Path, pack: str) -> ExitCode:
+def _run_batch(
+    expansion: Expansion, options: Options, engine: "Engine | None", plan_file: Path, batch: str
+) -> ExitCode:
     """Run the jobs that a plan assigns to this machine, as the plan specifies."""
     from allranks.runner.machines.plan_file import load_part  # noqa: PLC0415 - no other run needs it
 
     if options.cells or options.where or options.suite or options.is_resuming:
         msg = "A batch always runs as planned: options cannot select some of its jobs, or resume it."
-        remedy = f"Drop cells, --where, --suite, --resume and --lf, or unset {PLAN_FILE_VARIABLE} and {PACK_VARIABLE}."
+        remedy = f"Drop cells, --where, --suite, --resume and --lf, or unset {PLAN_FILE_VARIABLE} and {BATCH_VARIABLE}."
         raise UsageError(msg, remedy=remedy)
-    own = load_part(expansion, plan_file, pack)
+    own = load_part(expansion, plan_file, batch)
     own.check_request(os.environ.get(RUN_ID_VARIABLE), options.pytest_args)
     given = _own_run_options(expansion, options, engine)
     # On a machine of a plan, a daemon that does not answer is an error, not a reason to run without containers.
     planned = replace(
         given,
         run_id=own.file.manifest.run_id,
-        engine=own.pack.engine or "docker" if given.engine == "auto" else given.engine,
+        engine=own.batch.engine or "docker" if given.engine == "auto" else given.engine,
         seed=own.file.manifest.seed if options.seed is None else options.seed,
         pytest_args=own.file.pytest_args,
         part=own,
-        policy=replace(given.policy, seconds=own.pack.limit),
+        policy=replace(given.policy, seconds=own.batch.limit),
     )
     return run_with_verdict(expansion, own.jobs, planned)
 
@@ -318,7 +320,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -
     if not isinstance(options.engine, str):
         _reject_too_many_nodes(jobs, options.engine)
     elif options.part is None and (RUN_ID_VARIABLE not in os.environ or INVOCATION_VARIABLE in os.environ):
-        # With a pack or a shared run id, each process of a launcher may run different jobs.
+        # With a batch or a shared run id, each process of a launcher may run different jobs.
         _reject_launcher(os.environ)
     if images := os.environ.get(IMAGES_VARIABLE):
         expansion = _with_images(expansion, Path(images), jobs, options.engine)

@@ -25,8 +25,8 @@ PRUNE_VARIABLE: Final = "ALLRANKS_PRUNE_IMAGES"
 PLAN_FILE_VARIABLE: Final = "ALLRANKS_PLAN_FILE"
 """The plan that assigns jobs to this and other machines."""
 
-PACK_VARIABLE: Final = "ALLRANKS_PACK"
-"""The name of this machine's pack in that plan."""
+BATCH_VARIABLE: Final = "ALLRANKS_BATCH"
+"""The name of this machine's batch in that plan."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,24 @@ class PlanVariables:
     """The variables of a plan; None if unset."""
 
     file: Path | None
-    pack: str | None
+    batch: str | None
 
     @classmethod
     def read(cls) -> "PlanVariables":
         """Read the variables of this process."""
-        file, pack = (os.environ.get(name) or None for name in (PLAN_FILE_VARIABLE, PACK_VARIABLE))
-        return cls(Path(file) if file else None, pack)
+        file, batch = (os.environ.get(name) or None for name in (PLAN_FILE_VARIABLE, BATCH_VARIABLE))
+        return cls(Path(file) if file else None, batch)
 
     def part(self) -> tuple[Path, str] | None:
-        """The plan file and the pack of this machine; None if the variables are unset.
+        """The plan file and the batch of this machine; None if the variables are unset.
 
         Raises:
             UsageError: Only one of the two variables is set.
         """
-        if self.file and self.pack:
-            return self.file, self.pack
-        if not (self.file or self.pack):
+        if self.file and self.batch:
+            return self.file, self.batch
+        if not (self.file or self.batch):
             return None
-        given, missing = (PLAN_FILE_VARIABLE, PACK_VARIABLE) if self.file else (PACK_VARIABLE, PLAN_FILE_VARIABLE)
+        given, missing = (PLAN_FILE_VARIABLE, BATCH_VARIABLE) if self.file else (BATCH_VARIABLE, PLAN_FILE_VARIABLE)
         msg = f"The variable {given} is set, but {missing} is not."
         raise UsageError(msg, remedy="Set both, to a plan file and a batch of that plan, or unset both.")

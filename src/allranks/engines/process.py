@@ -45,7 +45,7 @@ from allranks.protocol.launcher_variables import RANK_VARIABLES
 from allranks.protocol.records import Record
 from allranks.user_cache import cache_folder
 
-_PLAN_VARIABLES: Final = ("ALLRANKS_PLAN_FILE", "ALLRANKS_PACK")
+_PLAN_VARIABLES: Final = ("ALLRANKS_PLAN_FILE", "ALLRANKS_BATCH")
 
 _PEER: Final = "::ffff:127.0.0.1"
 _SLOW_NAME: Final = 0.1

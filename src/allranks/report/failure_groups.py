@@ -30,7 +30,7 @@ _RANKS_SHOWN: Final = 4
 _WORLDS_SHOWN: Final = 4
 _FUNCTIONS: Final = 3
 """Test functions of a group that are shown, with the first failure's own."""
-_PACKS_SHOWN: Final = 4
+_BATCHES_SHOWN: Final = 4
 
 _KEPT: Final = r"(?:signal|code|status|errno|error|version|SIG[A-Z]+)[ =:(]{0,2}"
 _NUMBER: Final = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
@@ -99,7 +99,7 @@ class Failure:
     functions: tuple[str, ...] = ()  # the first test functions of the group, as node ids without parameters
     key: GroupKey | None = None  # None for a failure that is never grouped
     cells: tuple[str, ...] = ()  # the cells of the group's tests
-    packs: tuple[str, ...] = ()  # the batches, in a plan for several machines, of the jobs with this error
+    batches: tuple[str, ...] = ()  # the batches, in a plan for several machines, of the jobs with this error
     ranks: Mapping[int, OwnFailures] = field(default_factory=dict)  # by world size
     blame: "Blame | None" = None  # the predicate that holds exactly where the group's tests fail; None if unknown
     traceback: tuple[str, ...] = ()  # lines of the primary failure's traceback or stack
@@ -113,9 +113,9 @@ class Failure:
         count = 1 + self.more
         cells = f" in {len(self.cells)} cells" if len(self.cells) > 1 else ""
         parts = [f"{count} tests{cells}"] if count > 1 else []
-        if self.packs:
-            more = f" and {len(self.packs) - _PACKS_SHOWN} more" if len(self.packs) > _PACKS_SHOWN else ""
-            parts.append(f"batch{'es' * (len(self.packs) > 1)} {', '.join(self.packs[:_PACKS_SHOWN])}{more}")
+        if self.batches:
+            more = f" and {len(self.batches) - _BATCHES_SHOWN} more" if len(self.batches) > _BATCHES_SHOWN else ""
+            parts.append(f"batch{'es' * (len(self.batches) > 1)} {', '.join(self.batches[:_BATCHES_SHOWN])}{more}")
         if count > 1 or any(len(failures.ranks) > 1 for failures in self.ranks.values()):
             parts += failed_ranks(self.ranks)
         return "; ".join(parts)
@@ -198,7 +198,7 @@ def _joined(group: Sequence[Failure], blames: "Mapping[GroupKey, Blame]") -> Fai
         more=sum(1 + failure.more for failure in group) - 1,
         functions=_some(function for failure in group for function in failure.functions),
         cells=tuple(dict.fromkeys(cell for failure in group for cell in failure.cells)),
-        packs=tuple(dict.fromkeys(pack for failure in group for pack in failure.packs)),
+        batches=tuple(dict.fromkeys(batch for failure in group for batch in failure.batches)),
         ranks=_merged(chain.from_iterable(failure.ranks.items() for failure in group)),
         blame=blames.get(first.key) if first.key else None,
     )

@@ -132,7 +132,7 @@ class JobSummary:
     cell: str
     suite: str
     axes: Mapping[str, str | int] = field(default_factory=dict)  # the cell's value on each axis; empty if unknown
-    pack: str = ""  # the batch of a plan for several machines that has the job; empty without such a plan
+    batch: str = ""  # the batch of a plan for several machines that has the job; empty without such a plan
     engine: str = ""
     torch: str = ""  # the version that its ranks imported; empty if unknown
     image: str = ""
@@ -270,7 +270,7 @@ class CellSuite(JobSummary):
             functions=functions_of(tests),
             key=key,
             cells=(self.cell,),
-            packs=(self.pack,) if is_of_job and self.pack else (),
+            batches=(self.batch,) if is_of_job and self.batch else (),
             ranks=ranks_of(tests),
             traceback=tuple(self._traceback(test)) if index < KEPT_TRACEBACKS else (),
             file=file,

@@ -28,7 +28,7 @@ class PlannedJob:
     suite: _Id
     image: str = ""
     pytest_args: tuple[str, ...] = ()  # the run's arguments to pytest, which follow those of the suite
-    pack: str = ""  # the batch of a plan for several machines that has the job; empty without such a plan
+    batch: str = ""  # the batch of a plan for several machines that has the job; empty without such a plan
 
     @property
     def key(self) -> tuple[str, str]:

@@ -42,7 +42,7 @@ def gathered(repository, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(repository / "cache"))
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_OUTPUT", str(repository / "outputs"))
-    job = {"cell": "gloo-w1", "suite": "s", "id": "gloo-w1/s", "pack": "cpu-g0-1of1"}
+    job = {"cell": "gloo-w1", "suite": "s", "id": "gloo-w1/s", "batch": "cpu-g0-1of1"}
     manifest = {"schema": 2, "run_id": "r", "folder": "pkg", "cells": {"gloo-w1": {"backend": "gloo"}}, "jobs": [job]}
 
     def write(case="", **record):
@@ -63,7 +63,7 @@ def test_on_github_the_reason_of_a_machine_is_an_output_that_names_its_batch(all
     outputs = gathered(error=MACHINE)
     assert allranks("report", "r")[0] == 4
     assert outputs.read_text() == "reason=No GPUs | here. (batch cpu-g0-1of1; exit code 4)\n"
-    assert json.loads(allranks("report", "r", "--json")[1])["failures"][0]["packs"] == ["cpu-g0-1of1"]
+    assert json.loads(allranks("report", "r", "--json")[1])["failures"][0]["batches"] == ["cpu-g0-1of1"]
     assert "**Cause:** No GPUs \\| here. \\(batch cpu-g0-1of1; exit code 4\\)\n" in Path("r/summary.md").read_text()
 
 

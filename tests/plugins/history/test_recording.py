@@ -69,9 +69,9 @@ def test_a_part_of_a_plan_is_not_recorded_since_the_report_of_all_parts_is(allra
     arguments = ("--format", "github", "--where", "backend=gloo", "--plan-file", "plan.json")
     code, out, err = allranks("plan", *arguments)
     assert code == 0, err
-    [pack, *_] = json.loads(out)["include"]
+    [batch, *_] = json.loads(out)["include"]
     monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
-    monkeypatch.setenv("ALLRANKS_PACK", pack["pack"])
+    monkeypatch.setenv("ALLRANKS_BATCH", batch["batch"])
     assert allranks("run")[0] == 0
     assert files(runs[0][1]) == []
 

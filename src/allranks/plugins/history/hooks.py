@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.cli.parser import option, writable_file
-from allranks.cli.variables import PACK_VARIABLE
+from allranks.cli.variables import BATCH_VARIABLE
 from allranks.errors import AllranksError, ExitCode
 from allranks.plugin_manager import CAN_FAIL, Command, implements
 from allranks.plugins.history.keys import HISTORY_FILE, History
@@ -72,7 +72,7 @@ def allranks_sections(options: "CommandOptions", matrix: "Matrix | None") -> "Se
     given = options.added.get(HistoryOptions)
     path = given.history if given else None
     # A run on several machines is recorded when its parts are merged; repetitions of a test are not recorded.
-    if matrix and not os.environ.get(PACK_VARIABLE) and "stress" not in getattr(options, "plugins", ()):
+    if matrix and not os.environ.get(BATCH_VARIABLE) and "stress" not in getattr(options, "plugins", ()):
         path = history_file(matrix)
     if path is None:
         return ()

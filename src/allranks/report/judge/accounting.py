@@ -188,7 +188,7 @@ def _missing_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]], 
         suite=job.suite,
         image=job.image,
         axes=cells.get(job.cell, {}),
-        pack=job.pack,
+        batch=job.batch,
         tests=(job_error("job", problem, ExitCode.UNACCOUNTED),),
     )
 
@@ -206,7 +206,7 @@ def _judged_job(attempt: Attempt, reader: RankReader, context: _Context) -> Cell
         cell=attempt.cell,
         suite=attempt.suite,
         axes=context.cells.get(attempt.cell, {}),
-        pack=job.pack if job else "",
+        batch=job.batch if job else "",
         tests=(*_job_errors(attempt, files, context), *earlier_errors, *attempts.verdicts(attempt, files)),
         timelines=next((file.timelines for file in files if file.timelines), {}),
         tags=next((file.tags for file in files if file.tags), {}),

@@ -1,8 +1,9 @@
 """The plan file, which assigns jobs to machines. Each machine checks it before use.
 
-One machine writes the file, and all others get a copy. ``ALLRANKS_PACK``, such as ``cuda-g4-03of12@0123456789abcdef``,
-consists of the slug of a pack and the digest of its plan, so that no machine runs a pack of another plan. The file also
-serves as the ``run.json`` of the collected results: it lists the expected jobs, so that a missing machine is noticed.
+One machine writes the file, and all others get a copy. ``ALLRANKS_BATCH``, such as
+``cuda-g4-03of12@0123456789abcdef``, consists of the slug of a batch and the digest of its plan, so that no machine
+runs a batch of another plan. The file also serves as the ``run.json`` of the collected results: it lists the expected
+jobs, so that a missing machine is noticed.
 All functions raise UsageError for a plan that cannot be used.
 """
 
@@ -23,7 +24,7 @@ from allranks.matrix.when import Condition
 from allranks.report.run_files import SCHEMA, Manifest, PlannedJob, as_json
 from allranks.report.untrusted import other_schema, parsed
 from allranks.runner.durations import Durations
-from allranks.runner.machines.packs import Pack
+from allranks.runner.machines.batches import Batch
 from allranks.runner.results_folder import RUN_ID_VARIABLE
 from allranks.user_cache import write_atomically
 
@@ -78,8 +79,8 @@ _RIGHT_FILE: Final = "Use the plan file of the `allranks plan` command that made
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedPack:
-    """A pack; the jobs of the manifest refer to it."""
+class PlannedBatch:
+    """A batch; the jobs of the manifest refer to it."""
 
     slug: str
     engine: str | None = None
@@ -97,7 +98,7 @@ class Plan:
     declaration: Mapping[_Name, str]  # digests of the parts of the matrix file
     # Durations of tests of split suites when the plan was made, by suite, backend and node id.
     durations: Mapping[_Name, Mapping[_Name, Mapping[_Name, float]]]
-    packs: tuple[PlannedPack, ...]
+    batches: tuple[PlannedBatch, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class PlanFile:
     """A plan file that has been read."""
 
     path: Path
-    manifest: Manifest  # of the run that all packs belong to
+    manifest: Manifest  # of the run that all batches belong to
     plan: Plan
 
     @property
@@ -114,20 +115,20 @@ class PlanFile:
         return next((job.pytest_args for job in self.manifest.jobs), ())
 
     def jobs_of(self, slug: str | None) -> list[PlannedJob]:
-        """The jobs of a pack; None for all packs."""
-        return [job for job in self.manifest.jobs if slug in {None, job.pack}]
+        """The jobs of a batch; None for all batches."""
+        return [job for job in self.manifest.jobs if slug in {None, job.batch}]
 
 
-def plan_document(manifest: Manifest, matrix: Matrix, packs: Sequence[Pack], durations: Durations) -> dict[str, Any]:
-    """The contents of the plan file; `pack.jobs` are indexes of the manifest's jobs."""
-    slugs = {number: pack.slug for pack in packs for number in pack.jobs}
-    jobs = tuple(replace(job, pack=slugs[number]) for number, job in enumerate(manifest.jobs))
+def plan_document(manifest: Manifest, matrix: Matrix, batches: Sequence[Batch], durations: Durations) -> dict[str, Any]:
+    """The contents of the plan file; `batch.jobs` are indexes of the manifest's jobs."""
+    slugs = {number: batch.slug for batch in batches for number in batch.jobs}
+    jobs = tuple(replace(job, batch=slugs[number]) for number, job in enumerate(manifest.jobs))
     split = {name for name, suite in matrix.suites.items() if suite.shards > 1}
     plan = Plan(
         declaration=declaration_digests(matrix),
         durations={suite: durations[suite] for suite in durations if suite in split},
-        packs=tuple(
-            PlannedPack(slug=pack.slug, engine=pack.rule.engine, limit=60 * pack.run_minutes) for pack in packs
+        batches=tuple(
+            PlannedBatch(slug=batch.slug, engine=batch.rule.engine, limit=60 * batch.run_minutes) for batch in batches
         ),
     )
     document = {**as_json(replace(manifest, jobs=jobs)), "plan": asdict(plan)}
@@ -135,9 +136,9 @@ def plan_document(manifest: Manifest, matrix: Matrix, packs: Sequence[Pack], dur
     return document
 
 
-def reference(document: Mapping[str, Any], pack: Pack) -> str:
-    """The ``ALLRANKS_PACK`` of a pack's machine."""
-    return f"{pack.slug}@{document['plan']['digest']}"
+def reference(document: Mapping[str, Any], batch: Batch) -> str:
+    """The ``ALLRANKS_BATCH`` of a batch's machine."""
+    return f"{batch.slug}@{document['plan']['digest']}"
 
 
 def write_plan(path: Path, document: Mapping[str, Any]) -> None:
@@ -180,20 +181,20 @@ def _digest(document: Mapping[str, Any]) -> str:
     return digest([document["allranks"], document["policy"], document["cells"], document["jobs"], plan])
 
 
-def find_pack(file: PlanFile, text: str) -> PlannedPack:
-    """The pack that a text names: its slug alone, or ``SLUG@DIGEST`` with the digest of the plan."""
+def find_batch(file: PlanFile, text: str) -> PlannedBatch:
+    """The batch that a text names: its slug alone, or ``SLUG@DIGEST`` with the digest of the plan."""
     slug, at, plan_digest = text.partition("@")
-    packs = {pack.slug: pack for pack in file.plan.packs}
-    contents = f"{len(file.manifest.jobs)} jobs in {len(packs)} batches"
+    batches = {batch.slug: batch for batch in file.plan.batches}
+    contents = f"{len(file.manifest.jobs)} jobs in {len(batches)} batches"
     if at and plan_digest != file.plan.digest:
         plan = file.manifest
         what = f"The batch {slug} belongs to the plan {plan_digest}, but {file.path} is the plan {file.plan.digest}."
         why = f"It was written on {plan.started} by allranks {plan.allranks}, for the run {plan.run_id}: {contents}."
         raise UsageError(what, why=why, remedy=_RIGHT_FILE)
-    if slug not in packs:
+    if slug not in batches:
         what = f"There is no batch {slug!r} in {file.path}."
-        raise UsageError(what, why=f"It has {contents}.", remedy=did_you_mean(slug, packs))
-    return packs[slug]
+        raise UsageError(what, why=f"It has {contents}.", remedy=did_you_mean(slug, batches))
+    return batches[slug]
 
 
 def _check_same_matrix(file: PlanFile, matrix: Matrix) -> None:
@@ -214,7 +215,7 @@ class PlanPart:
     """The part of a plan that one machine runs."""
 
     file: PlanFile
-    pack: PlannedPack
+    batch: PlannedBatch
     jobs: tuple[Job, ...]
 
     @property
@@ -233,20 +234,20 @@ class PlanPart:
             raise UsageError(msg, remedy="Pass them to `allranks plan`, not to the runs of its batches.")
 
 
-def load_part(expansion: Expansion, plan_file: Path, pack_text: str) -> PlanPart:
+def load_part(expansion: Expansion, plan_file: Path, batch_text: str) -> PlanPart:
     """The part of a plan that this machine runs."""
     file = read_plan(plan_file)
-    pack = find_pack(file, pack_text)
-    return PlanPart(file=file, pack=pack, jobs=_jobs(expansion, file, pack.slug))
+    batch = find_batch(file, batch_text)
+    return PlanPart(file=file, batch=batch, jobs=_jobs(expansion, file, batch.slug))
 
 
 def planned_jobs(expansion: Expansion, plan_file: Path) -> tuple[Job, ...]:
-    """The jobs of all packs."""
+    """The jobs of all batches."""
     return _jobs(expansion, read_plan(plan_file), None)
 
 
 def _jobs(expansion: Expansion, file: PlanFile, slug: str | None) -> tuple[Job, ...]:
-    """The jobs of a pack, or of all packs, from this machine's matrix."""
+    """The jobs of a batch, or of all batches, from this machine's matrix."""
     _check_same_matrix(file, expansion.matrix)
     planned = file.jobs_of(slug)
     cells = [expansion.by_id[name] for name in dict.fromkeys(job.cell for job in planned) if name in expansion.by_id]

@@ -13,7 +13,7 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job, Matrix
 from allranks.protocol.xml_text import clipped
 from allranks.runner.durations import Durations
-from allranks.runner.machines.packs import Division, Pack, divide_jobs
+from allranks.runner.machines.batches import Batch, Division, divide_jobs
 from allranks.runner.machines.plan_file import plan_document, reference, write_plan
 from allranks.runner.results_folder import facts_of, new_manifest, with_planned_jobs
 
@@ -27,7 +27,7 @@ LONGEST_DESCRIPTION: Final = 80
 
 def render_entries(document: Mapping[str, Any], division: Division, jobs: Sequence[Job]) -> str:
     """One JSON object, on one line, for ``strategy.matrix``."""
-    entries = [_entry(document, pack, [jobs[number] for number in pack.jobs]) for pack in division.packs]
+    entries = [_entry(document, batch, [jobs[number] for number in batch.jobs]) for batch in division.batches]
     text = json.dumps({"include": entries}, separators=(",", ":"))
     if len(text) > LARGEST_OUTPUT:
         what = f"The job matrix has {len(text):,} characters, over GitHub's limit of {LARGEST_OUTPUT:,}."
@@ -35,20 +35,20 @@ def render_entries(document: Mapping[str, Any], division: Division, jobs: Sequen
     return text
 
 
-def _entry(document: Mapping[str, Any], pack: Pack, jobs: Sequence[Job]) -> dict[str, Any]:
+def _entry(document: Mapping[str, Any], batch: Batch, jobs: Sequence[Job]) -> dict[str, Any]:
     return {
-        "slug": pack.slug,
-        "pack": reference(document, pack),
-        "runs_on": list(pack.rule.labels),
-        "hosted": pack.rule.hosted,
-        "image": pack.image,
-        "engine": pack.rule.engine or "auto",
-        "timeout_minutes": pack.job_minutes,
-        "step_timeout_minutes": pack.step_minutes,
-        "limit_seconds": 60 * pack.run_minutes,
+        "slug": batch.slug,
+        "batch": reference(document, batch),
+        "runs_on": list(batch.rule.labels),
+        "hosted": batch.rule.hosted,
+        "image": batch.image,
+        "engine": batch.rule.engine or "auto",
+        "timeout_minutes": batch.job_minutes,
+        "step_timeout_minutes": batch.step_minutes,
+        "limit_seconds": 60 * batch.run_minutes,
         "cells": describe(jobs),
-        "gpus": pack.gpus,
-        "seconds": round(pack.seconds, 1),
+        "gpus": batch.gpus,
+        "seconds": round(batch.seconds, 1),
         "jobs": len(jobs),
     }
 
@@ -64,14 +64,17 @@ def describe(jobs: Sequence[Job]) -> str:
 
 
 def render_notes(division: Division) -> list[str]:
-    """A summary of the packs, as lines."""
-    jobs, entries = sum(len(pack.jobs) for pack in division.packs), counted(len(division.packs), "entry", "entries")
+    """A summary of the batches, as lines."""
+    jobs, entries = (
+        sum(len(batch.jobs) for batch in division.batches),
+        counted(len(division.batches), "entry", "entries"),
+    )
     lines = [f"{counted(jobs, 'job')} in {entries} of the job matrix"]
     if division.guessed:
         lines.append(f"jobs that were never measured, with estimated durations: {division.guessed}")
     for group in division.groups:
-        least, most = min(pack.seconds for pack in group), max(pack.seconds for pack in group)
-        where, jobs = group[0].rule.runs_on, sum(len(pack.jobs) for pack in group)
+        least, most = min(batch.seconds for batch in group), max(batch.seconds for batch in group)
+        where, jobs = group[0].rule.runs_on, sum(len(batch.jobs) for batch in group)
         minutes = f"{_minutes(least)} to {_minutes(most)}" if len(group) > 1 else _minutes(most)
         entries = counted(len(group), "entry", "entries")
         lines.append(f"{group[0].image or 'no image'} on {where}: {counted(jobs, 'job')} in {entries} of {minutes} min")
@@ -104,7 +107,7 @@ def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOption
     _check_engines(expansion.matrix)
     division = divide_jobs(expansion.matrix, jobs, options.durations, most=options.most, minutes=options.minutes)
     manifest = with_planned_jobs(new_manifest(options.run_id, facts_of(expansion), None), jobs, options.pytest_args)
-    document = plan_document(manifest, expansion.matrix, division.packs, options.durations)
+    document = plan_document(manifest, expansion.matrix, division.batches, options.durations)
     entries = render_entries(document, division, jobs)
     if options.plan_file:
         write_plan(options.plan_file, document)

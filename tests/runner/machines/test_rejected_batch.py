@@ -1,4 +1,4 @@
-"""The records of a machine that cannot run its pack, and the merged report."""
+"""The records of a machine that cannot run its batch, and the merged report."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from allranks.matrix.jobs import plan
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
 from allranks.runner.machines.planning import PlanOptions, plan_machines
-from allranks.runner.machines.rejected_pack import recording_rejection
+from allranks.runner.machines.rejected_batch import recording_rejection
 from allranks.runner.results_folder import JobTakenError, has_begun
 
 TOO_FEW_GPUS = DeviceError("There are 2 GPUs too few.", why="No driver.", remedy="Install one.")
@@ -31,12 +31,12 @@ def plan_file(expansion, tmp_path):
 def reject(plan_file, tmp_path):
     """Make a machine fail; return its results folder."""
 
-    def fail(error=TOO_FEW_GPUS, pack="cuda-g2-1of1", name="gpu"):
+    def fail(error=TOO_FEW_GPUS, batch="cuda-g2-1of1", name="gpu"):
         def command():
             raise error
 
         with pytest.raises(type(error)):
-            recording_rejection(command, tmp_path / name, plan_file, pack)
+            recording_rejection(command, tmp_path / name, plan_file, batch)
         return tmp_path / name / "r1"
 
     return fail
@@ -92,12 +92,12 @@ def code_of(merged):
     ],
     ids=["a device", "a request", "an interrupt", "a bug"],
 )
-def test_each_job_of_the_pack_has_the_error_and_its_exit_code(reject, error, kind, code):
+def test_each_job_of_the_batch_has_the_error_and_its_exit_code(reject, error, kind, code):
     folder = reject(error)
     jobs = json.loads((folder / "run.json").read_text())["jobs"]
     assert {record["id"] for record in records_in(folder)} == {job["id"] for job in jobs} == first_attempts(folder)
     assert {record["error"]["kind"] for record in records_in(folder)} == {kind}
-    assert {job["pack"] for job in jobs} == {"cuda-g2-1of1"}
+    assert {job["batch"] for job in jobs} == {"cuda-g2-1of1"}
     assert code_of(merge(folder, environ={})) == code
 
 
@@ -111,7 +111,7 @@ def test_an_interrupt_is_the_result_of_jobs_that_had_not_begun(reject, plan_file
     assert len(newest) == len(first_attempts(tmp_path / "gpu" / "r1")) - 1
 
 
-def test_the_report_leads_with_the_error_and_names_the_pack(reject, gather):
+def test_the_report_leads_with_the_error_and_names_the_batch(reject, gather):
     merged = gather(reject())
     assert code_of(merged) == ExitCode.INFRASTRUCTURE
     rejected, lost = merged.failures
@@ -139,7 +139,7 @@ def test_a_machine_that_fails_twice_reports_the_second_error(reject, gather):
 
 
 def test_a_later_attempt_replaces_a_rejected_one(reject, gather):
-    rejected, cpu = reject(), good_results(reject(pack="cpu-g0-1of1", name="cpu"), started=5e9)
+    rejected, cpu = reject(), good_results(reject(batch="cpu-g0-1of1", name="cpu"), started=5e9)
     assert code_of(gather(rejected, cpu)) == ExitCode.INFRASTRUCTURE
     good = good_results(reject(name="again"), started=5e9)
     merged = gather(rejected, cpu, good)
@@ -148,7 +148,7 @@ def test_a_later_attempt_replaces_a_rejected_one(reject, gather):
 
 def test_an_earlier_passed_attempt_does_not_replace_a_rejected_one(reject, gather):
     good = good_results(reject(name="first"), started=1e9)
-    cpu = good_results(reject(pack="cpu-g0-1of1", name="cpu"), started=1e9)
+    cpu = good_results(reject(batch="cpu-g0-1of1", name="cpu"), started=1e9)
     assert code_of(gather(cpu, good)) == ExitCode.OK
     assert code_of(gather(cpu, good, reject())) == ExitCode.INFRASTRUCTURE
 
@@ -161,7 +161,7 @@ def test_a_job_of_another_process_keeps_its_results(reject):
     lambda plan: plan["jobs"][0].update(suite="../../../evil"),
     lambda plan: plan["jobs"][0].update(cell=".."),
     lambda plan: plan.update(run_id="../evil"),
-    lambda plan: plan.update(packs=[]),
+    lambda plan: plan.update(batches=[]),
 ])  # fmt: skip
 def test_names_in_a_plan_cannot_lead_out_of_the_results_folder(reject, plan_file, tmp_path, monkeypatch, change):
     document = json.loads(plan_file.read_text())
@@ -169,7 +169,7 @@ def test_names_in_a_plan_cannot_lead_out_of_the_results_folder(reject, plan_file
     plan_file.write_text(json.dumps(document))
     digest = document["plan"]["digest"]
     monkeypatch.setattr("allranks.runner.machines.plan_file._digest", lambda _document: digest)
-    reject(pack=None)
+    reject(batch=None)
     assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
 
 

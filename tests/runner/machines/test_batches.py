@@ -15,7 +15,7 @@ from allranks.matrix.model import Image, Limits, Matrix, Rule, RunnerRule, Suite
 from allranks.matrix.runners import minutes_of, runner_for
 from allranks.matrix.when import parse_condition
 from allranks.report.run_files import Manifest
-from allranks.runner.machines.packs import distribute, divide_jobs, work
+from allranks.runner.machines.batches import distribute, divide_jobs, work
 from allranks.runner.machines.plan_file import plan_document
 from allranks.runner.machines.planning import render_entries
 from allranks.runner.results_folder import with_planned_jobs
@@ -84,32 +84,32 @@ def divided_if_possible(matrix, known, wished):
 @given(matrices(), durations, wishes)
 def test_each_job_is_on_one_machine_that_can_run_it(matrix, known, wished):
     jobs, division = divided_if_possible(matrix, known, wished)
-    assert sorted(number for pack in division.packs for number in pack.jobs) == list(range(len(jobs)))
-    assert 1 <= len(division.packs) <= wished["most"]
-    for pack in division.packs:
-        for job in (jobs[number] for number in pack.jobs):
-            assert runner_for(matrix, job.cell) == pack.rule
-            assert job.image.name == pack.image
-            assert job.cell.gpu_count <= pack.gpus <= pack.rule.gpus
+    assert sorted(number for batch in division.batches for number in batch.jobs) == list(range(len(jobs)))
+    assert 1 <= len(division.batches) <= wished["most"]
+    for batch in division.batches:
+        for job in (jobs[number] for number in batch.jobs):
+            assert runner_for(matrix, job.cell) == batch.rule
+            assert job.image.name == batch.image
+            assert job.cell.gpu_count <= batch.gpus <= batch.rule.gpus
 
 
 @given(matrices(), durations, wishes)
 def test_time_limits_nest_and_none_is_above_what_the_machine_allows(matrix, known, wished):
     _, division = divided_if_possible(matrix, known, wished)
-    for pack in division.packs:
-        assert matrix.limits.job < 60 * pack.run_minutes < 60 * pack.step_minutes < 60 * pack.job_minutes
-        assert pack.job_minutes <= minutes_of(pack.rule)
+    for batch in division.batches:
+        assert matrix.limits.job < 60 * batch.run_minutes < 60 * batch.step_minutes < 60 * batch.job_minutes
+        assert batch.job_minutes <= minutes_of(batch.rule)
 
 
 @given(matrices(), durations, wishes)
 def test_slugs_are_valid_short_and_unique_regardless_of_case(matrix, known, wished):
-    slugs = [pack.slug for pack in divided_if_possible(matrix, known, wished)[1].packs]
+    slugs = [batch.slug for batch in divided_if_possible(matrix, known, wished)[1].batches]
     assert len({slug.lower() for slug in slugs}) == len(slugs)
     assert not any(ILLEGAL_IN_ARTIFACTS.search(slug) or len(slug) > 60 for slug in slugs)
 
 
 @given(matrices(), durations, wishes)
-def test_the_same_jobs_get_the_same_packs(matrix, known, wished):
+def test_the_same_jobs_get_the_same_batches(matrix, known, wished):
     assert divided_if_possible(matrix, known, wished) == divided_if_possible(matrix, known, wished)
 
 
@@ -127,10 +127,10 @@ tasks = st.lists(
 
 @given(tasks, st.integers(1, 12))
 def test_machines_differ_by_the_work_of_one_job_at_most_and_none_is_idle(tasks, count):
-    packs = distribute(tasks, HOST, min(count, len(tasks)))
-    assert sorted(task.number for pack in packs for task in pack) == list(range(len(tasks)))
-    assert all(packs)
-    durations = [sum(work(task, HOST) for task in pack) for pack in packs]
+    batches = distribute(tasks, HOST, min(count, len(tasks)))
+    assert sorted(task.number for batch in batches for task in batch) == list(range(len(tasks)))
+    assert all(batches)
+    durations = [sum(work(task, HOST) for task in batch) for batch in batches]
     assert max(durations) - min(durations) <= max(work(task, HOST) for task in tasks) + 1e-6  # sums are rounded
 
 
@@ -145,8 +145,8 @@ def test_machines_differ_by_the_work_of_one_job_at_most_and_none_is_idle(tasks, 
     ],
 )
 def test_the_longest_job_goes_first_to_the_machine_with_the_least_work(seconds, count, shared):
-    packs = distribute([Task(number, HOST, duration) for number, duration in enumerate(seconds)], HOST, count)
-    assert sorted(sorted(task.seconds for task in pack) for pack in packs) == sorted(shared)
+    batches = distribute([Task(number, HOST, duration) for number, duration in enumerate(seconds)], HOST, count)
+    assert sorted(sorted(task.seconds for task in batch) for batch in batches) == sorted(shared)
 
 
 @pytest.mark.parametrize(
@@ -180,26 +180,26 @@ def known(matrix, seconds):
 
 def test_little_work_gets_one_machine():
     matrix = small_matrix(runners=(rule(),))
-    assert len(divided(matrix, known(matrix, 25), {"minutes": 20})[1].packs) == 1
+    assert len(divided(matrix, known(matrix, 25), {"minutes": 20})[1].batches) == 1
 
 
 def test_fewer_minutes_per_machine_need_more_machines():
     matrix = small_matrix(runners=(rule(),))
-    counts = [len(divided(matrix, known(matrix, 60), {"minutes": minutes})[1].packs) for minutes in (40, 20, 5, 1)]
+    counts = [len(divided(matrix, known(matrix, 60), {"minutes": minutes})[1].batches) for minutes in (40, 20, 5, 1)]
     assert counts == [1, 2, 8, 40]
 
 
 def test_no_machine_idles_while_the_longest_job_runs():
     matrix = small_matrix(runners=(rule(),))
     lengths = {**known(matrix, 60), "s0": {"gloo": {"t": 1200.0}}}
-    assert len(divided(matrix, lengths, {"minutes": 1})[1].packs) == 3
+    assert len(divided(matrix, lengths, {"minutes": 1})[1].batches) == 3
 
 
-def test_a_pack_that_would_not_end_in_time_is_split():
+def test_a_batch_that_would_not_end_in_time_is_split():
     matrix = small_matrix(runners=(rule(hosted=True),), limits=Limits(job=1800))
     division = divided(matrix, known(matrix, 900), {"minutes": 1000})[1]
-    assert len(division.packs) > 3
-    assert all(pack.job_minutes <= 360 for pack in division.packs)
+    assert len(division.batches) > 3
+    assert all(batch.job_minutes <= 360 for batch in division.batches)
 
 
 def test_a_job_whose_limit_does_not_fit_is_an_error_that_names_it():
@@ -228,8 +228,8 @@ def test_more_kinds_of_machines_than_entries_are_an_error():
 def test_cells_of_several_nodes_share_machines_with_others():
     matrix = small_matrix(runners=(rule(),), suites=1)
     matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (2,), "nodes": (1, 2)}})
-    [pack] = divided(matrix, {}, {})[1].packs
-    assert (pack.rule.engine, len(pack.jobs)) == (None, 2)
+    [batch] = divided(matrix, {}, {})[1].batches
+    assert (batch.rule.engine, len(batch.jobs)) == (None, 2)
 
 
 def test_the_longest_names_fit_into_githubs_limit():
@@ -237,6 +237,6 @@ def test_the_longest_names_fit_into_githubs_limit():
     image = Image(name="i" * 63)
     matrix = Matrix(**{**matrix.__dict__, "images": {image.name: image}})
     jobs, division = divided(matrix, known(matrix, 3000), {})
-    document = plan_document(with_planned_jobs(Manifest(run_id="r" * 60), jobs, ()), matrix, division.packs, {})
-    assert len(division.packs) == 256
+    document = plan_document(with_planned_jobs(Manifest(run_id="r" * 60), jobs, ()), matrix, division.batches, {})
+    assert len(division.batches) == 256
     assert len(render_entries(document, division, jobs)) < 1 << 19

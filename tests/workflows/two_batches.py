@@ -1,7 +1,7 @@
-"""A user's matrix file with two packs, for the stand-in and for act."""
+"""A user's matrix file with two batches, for the stand-in and for act."""
 
 GOOD, OTHER = "cpu-g0-1of1", "cpu-g0-r2-1of1"
-"""The two packs: on a machine of GitHub's, and on one of the user's own."""
+"""The two batches: on a machine of GitHub's, and on one of the user's own."""
 
 MATRIX = """\
 [matrix]

@@ -1,6 +1,6 @@
-"""Divides jobs into packs of about the same duration, one for each CI machine. Docs call them batches.
+"""Divides jobs into batches of about the same duration, one for each CI machine.
 
-The jobs of a pack share a runner and an image. All functions raise UsageError for jobs that cannot be divided.
+The jobs of a batch share a runner and an image. All functions raise UsageError for jobs that cannot be divided.
 """
 
 import heapq
@@ -34,7 +34,7 @@ GUESSED_SLACK: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pack:
+class Batch:
     """The jobs of one machine."""
 
     slug: str = ""  # its name, valid for files and artifacts: ``cuda-g4-03of12``
@@ -57,7 +57,7 @@ class Pack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackGroup:
+class BatchGroup:
     """Jobs that may share a machine."""
 
     rule: RunnerRule
@@ -71,25 +71,25 @@ class PackGroup:
         """The resources of a machine, except for its memory, which is unknown."""
         return Capacity(gpus=self.rule.gpus, cores=cores_of(self.rule))
 
-    def packs(self, seconds: float) -> list[Pack]:
-        """Packs of about this duration, or shorter if their CI jobs would exceed the rule's time limit."""
+    def batches(self, seconds: float) -> list[Batch]:
+        """Batches of about this duration, or shorter if their CI jobs would exceed the rule's time limit."""
         longest = max(task.seconds for task in self.tasks)
         count = max(1, round(sum(work(task, self.total) for task in self.tasks) / max(seconds, longest)))
         most = minutes_of(self.rule)
         while True:
             count = min(count, len(self.tasks))
-            packs = [self.pack(tasks) for tasks in distribute(self.tasks, self.total, count)]
-            latest = max(pack.job_minutes for pack in packs)
+            batches = [self.batch(tasks) for tasks in distribute(self.tasks, self.total, count)]
+            latest = max(batch.job_minutes for batch in batches)
             if latest <= most:
-                return packs
+                return batches
             count = max(count + 1, ceil(count * latest / most))
 
-    def pack(self, tasks: Sequence[Task]) -> Pack:
-        """A pack of these tasks, with enough time for the last one to use its whole time limit."""
+    def batch(self, tasks: Sequence[Task]) -> Batch:
+        """A batch of these tasks, with enough time for the last one to use its whole time limit."""
         longest, *others = longest_first(replace(task, seconds=self.reserved[task.number]) for task in tasks)
         # In the worst case, the longest job runs alone first, and then the others share the machine.
         last_starts = (longest.seconds + sum(work(task, self.total) for task in others)) if others else 0.0
-        return Pack(
+        return Batch(
             rule=self.rule,
             image=self.image,
             jobs=tuple(sorted(task.number for task in tasks)),
@@ -107,17 +107,17 @@ def work(task: Task, total: Capacity) -> float:
 
 def distribute(tasks: Sequence[Task], total: Capacity, count: int) -> list[list[Task]]:
     """Distribute tasks over `count` machines, longest first, each to the machine with the least work."""
-    packs: list[list[Task]] = [[] for _ in range(count)]
+    batches: list[list[Task]] = [[] for _ in range(count)]
     heap = [(0.0, 0, index) for index in range(count)]
     for task in longest_first(tasks):
         least, size, index = heap[0]
-        packs[index].append(task)
+        batches[index].append(task)
         # With the same work, the machine with fewer tasks comes first, so that none stays empty.
         heapq.heapreplace(heap, (least + work(task, total), size + 1, index))
-    return packs
+    return batches
 
 
-def groups_of(matrix: Matrix, jobs: Sequence[Job], durations: Sequence[Expected]) -> list[PackGroup]:
+def groups_of(matrix: Matrix, jobs: Sequence[Job], durations: Sequence[Expected]) -> list[BatchGroup]:
     """Group jobs by rule and image.
 
     Raises:
@@ -128,7 +128,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], durations: Sequence[Expected]
     groups, demands = [], dict[tuple[int, int, int], Capacity]()
     for (rule, image), own in indexes.items():
         longest = max((jobs[index] for index in own), key=lambda job: time_limit(matrix, job))
-        group = PackGroup(
+        group = BatchGroup(
             rule=rule,
             image=image,
             tasks=tuple(Task(index, _demand(matrix, jobs[index], demands), durations[index].seconds) for index in own),
@@ -154,9 +154,9 @@ def _demand(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Capacity
     return known[kind]
 
 
-def _check_time_limit(group: PackGroup, longest: Job) -> None:
+def _check_time_limit(group: BatchGroup, longest: Job) -> None:
     """Reject jobs that CI would end before their own time limit, even if alone on a machine."""
-    needed, most = group.pack(group.tasks[:1]).job_minutes, minutes_of(group.rule)
+    needed, most = group.batch(group.tasks[:1]).job_minutes, minutes_of(group.rule)
     if needed > most:
         what = f"The job {longest.id} does not fit into the {most} minutes of a CI job on {group.rule.runs_on}."
         why = (
@@ -167,51 +167,51 @@ def _check_time_limit(group: PackGroup, longest: Job) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """All packs."""
+    """All batches."""
 
-    groups: tuple[tuple[Pack, ...], ...]  # by rule and image, in the order of the jobs
+    groups: tuple[tuple[Batch, ...], ...]  # by rule and image, in the order of the jobs
     guessed: int  # the number of jobs that have never been measured
 
     @property
-    def packs(self) -> tuple[Pack, ...]:
-        """The packs of all groups."""
+    def batches(self) -> tuple[Batch, ...]:
+        """The batches of all groups."""
         return tuple(chain(*self.groups))
 
 
 def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, *, most: int, minutes: int) -> Division:
-    """Divide jobs into at most `most` packs, each with about `minutes` of work; the result is deterministic.
+    """Divide jobs into at most `most` batches, each with about `minutes` of work; the result is deterministic.
 
     Raises:
-        UsageError: No machine matches a job, a job's time limit exceeds the CI job's, or more packs are needed.
+        UsageError: No machine matches a job, a job's time limit exceeds the CI job's, or more batches are needed.
     """
     foreseen = expected(durations, jobs)
     groups, seconds = groups_of(matrix, jobs, foreseen), minutes * 60.0
-    if (fewest := sum(len(group.packs(inf)) for group in groups)) > most:
+    if (fewest := sum(len(group.batches(inf)) for group in groups)) > most:
         what = f"The plan needs at least {fewest} entries of the job matrix, and the limit is {most}."
         why = "All jobs of an entry have the same rule and image, and must end within the minutes of its CI job."
         remedy = "Raise --max-entries, or plan fewer cells with --where."
         raise UsageError(what, why=why, remedy=remedy)
-    packs = [group.packs(seconds) for group in groups]
-    while (count := sum(map(len, packs))) > most:
+    batches = [group.batches(seconds) for group in groups]
+    while (count := sum(map(len, batches))) > most:
         seconds *= max(1.05, count / most)
-        packs = [group.packs(seconds) for group in groups]
-    return Division(groups=_with_slugs(packs), guessed=sum(not duration.is_measured for duration in foreseen))
+        batches = [group.batches(seconds) for group in groups]
+    return Division(groups=_with_slugs(batches), guessed=sum(not duration.is_measured for duration in foreseen))
 
 
 LONGEST_IMAGE: Final = 40
 """Characters of an image's name in a slug."""
 
 
-def _with_slugs(groups: Iterable[Sequence[Pack]]) -> tuple[tuple[Pack, ...], ...]:
-    """The packs with slugs of image, GPUs, index and count, which are unique regardless of case."""
+def _with_slugs(groups: Iterable[Sequence[Batch]]) -> tuple[tuple[Batch, ...], ...]:
+    """The batches with slugs of image, GPUs, index and count, which are unique regardless of case."""
     taken = Counter[str]()
     named = []
-    for packs in groups:
-        stem = f"{packs[0].image[:LONGEST_IMAGE].lower() or 'no-image'}-g{max(pack.gpus for pack in packs)}"
+    for batches in groups:
+        stem = f"{batches[0].image[:LONGEST_IMAGE].lower() or 'no-image'}-g{max(batch.gpus for batch in batches)}"
         taken[stem] += 1
         stem += f"-r{taken[stem]}" if taken[stem] > 1 else ""
-        count, width = len(packs), len(str(len(packs)))
+        count, width = len(batches), len(str(len(batches)))
         named.append(
-            tuple(replace(pack, slug=f"{stem}-{number:0{width}}of{count}") for number, pack in enumerate(packs, 1))
+            tuple(replace(batch, slug=f"{stem}-{number:0{width}}of{count}") for number, batch in enumerate(batches, 1))
         )
     return tuple(named)

@@ -1,4 +1,4 @@
-"""If a machine cannot run its pack, records the error as the result of each job of the pack.
+"""If a machine cannot run its batch, records the error as the result of each job of the batch.
 
 The record of a job is that of an attempt without an engine. A later attempt replaces it, like any infrastructure error.
 """
@@ -15,7 +15,7 @@ from allranks.errors import AllranksError, ExitCode, as_error
 from allranks.report.merging import merge
 from allranks.report.run_files import JobError, JobRecord, Manifest, PlannedJob, as_json
 from allranks.runner.attempt_runner import INTERRUPTED
-from allranks.runner.machines.plan_file import find_pack, read_plan
+from allranks.runner.machines.plan_file import find_batch, read_plan
 from allranks.runner.results_folder import (
     JobTakenError,
     as_results_error,
@@ -29,7 +29,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.+@-]*", re.ASCII)
 """Valid names of runs, cells and suites: a plan that was not compared with the matrix may contain any text."""
 
 
-def recording_rejection(command: Callable[[], ExitCode], results: Path, plan_file: Path, pack: str | None) -> ExitCode:
+def recording_rejection(command: Callable[[], ExitCode], results: Path, plan_file: Path, batch: str | None) -> ExitCode:
     """Run a command. If it fails or is interrupted, record that as the result of each job that has not begun.
 
     Nothing is recorded if the plan cannot be read, or if another process runs the jobs.
@@ -38,7 +38,7 @@ def recording_rejection(command: Callable[[], ExitCode], results: Path, plan_fil
         command: The command; its exceptions are raised again.
         results: The folder of all runs.
         plan_file: The plan.
-        pack: The pack with the jobs; None for all packs of the plan.
+        batch: The batch with the jobs; None for all batches of the plan.
     """
     try:
         code = command()
@@ -46,11 +46,11 @@ def recording_rejection(command: Callable[[], ExitCode], results: Path, plan_fil
         raise
     except (Exception, KeyboardInterrupt) as error:
         with suppress(Exception):  # an error of the recording must not hide this one
-            _record(results, plan_file, pack, _reason(error))
+            _record(results, plan_file, batch, _reason(error))
         raise
     if code is ExitCode.INTERRUPTED:
         with suppress(Exception):
-            _record(results, plan_file, pack, INTERRUPTED)
+            _record(results, plan_file, batch, INTERRUPTED)
     return code
 
 
@@ -60,9 +60,9 @@ def _reason(error: BaseException) -> JobError:
     return INTERRUPTED
 
 
-def _record(results: Path, plan_file: Path, pack: str | None, why: JobError) -> None:
+def _record(results: Path, plan_file: Path, batch: str | None, why: JobError) -> None:
     file = read_plan(plan_file)
-    plan, own = file.manifest, file.jobs_of(None if pack is None else find_pack(file, pack).slug)
+    plan, own = file.manifest, file.jobs_of(None if batch is None else find_batch(file, batch).slug)
     names = {plan.run_id, *(name for job in own for name in job.key)}
     if not all(map(_NAME.fullmatch, names)):
         return
