@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from allranks.matrix.model import Job
 from allranks.report.folder import Attempt, newest, read_attempts_at
 from allranks.report.judge.accounting import has_collected_nothing, has_file_errors
-from allranks.report.judge.attempts import final_verdicts, has_no_result, has_not_run
+from allranks.report.judge.attempts import final_verdicts, has_no_result, was_not_reached
 from allranks.report.judge.judging import files_of
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.results import TestVerdict
@@ -51,7 +51,7 @@ def select_rerun(attempt: Attempt | None, policy: VerdictPolicy, scope: RerunSco
     if error and error.kind == "collection" and scope == "missing":
         # The tests of the broken module have no known node ids, so an attempt cannot select the missing tests alone.
         tests = final_verdicts(attempt, files_of(attempt), policy) if attempt.record.collected else ()
-        return WHOLE_JOB if any(map(has_not_run, tests)) else None
+        return WHOLE_JOB if any(map(was_not_reached, tests)) else None
     if error and (error.kind not in _STOPPED_EARLY or attempt.record.collected is None):
         return WHOLE_JOB
     files = files_of(attempt)
@@ -64,7 +64,7 @@ def select_rerun(attempt: Attempt | None, policy: VerdictPolicy, scope: RerunSco
 
 
 def _is_in_scope(test: TestVerdict, scope: RerunScope) -> bool:
-    return has_not_run(test) or (test.verdict.is_bad and (scope == "failed" or has_no_result(test)))
+    return was_not_reached(test) or (test.verdict.is_bad and (scope == "failed" or has_no_result(test)))
 
 
 _NEVER_RETRIED: Final = frozenset({"collection", "usage"})

@@ -183,7 +183,7 @@ def _after_try(test: TestVerdict) -> _TestAttempts:
     if test.verdict.is_bad:
         failed_ranks = frozenset(rank.rank for rank in test.ranks if rank.outcome not in _DID_NOT_FAIL)
         return _TestAttempts(state=State.FAILED, test=test, failure=test, failed_ranks=failed_ranks)
-    if has_not_run(test):
+    if was_not_reached(test):
         return _TestAttempts(state=State.NOT_RUN, test=test)
     return _TestAttempts(state=State.PASSED if test.verdict.executed else State.SKIPPED, test=test)
 
@@ -211,7 +211,7 @@ def _lacks_result(attempt: Attempt, test: TestVerdict) -> bool:
     return was_cut_short or (_error_kind(attempt) == "agent" and _never_started(test))
 
 
-def has_not_run(test: TestVerdict) -> bool:
+def was_not_reached(test: TestVerdict) -> bool:
     """True if the job ended before it reached this test."""
     return test.verdict.rule is VerdictRule.JOB and not test.verdict.executed
 
