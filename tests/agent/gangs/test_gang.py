@@ -1,6 +1,5 @@
 """Gangs whose ranks are plain functions instead of pytest sessions."""
 
-import faulthandler
 import itertools
 import os
 import signal
@@ -20,6 +19,7 @@ from allranks.agent.diagnose.step_outcome import Step, StepOutcome, describe_exi
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, Stop, fork_ranks, stack_files
 from allranks.agent.job_end import JobEnd, JobLimitError, StopRequestedError
+from allranks.agent.rank.rank_setup import write_stacks_to
 from allranks.protocol import skip_codes
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind
@@ -160,7 +160,7 @@ def slow_gang(tmp_path, job_end, monkeypatch):
     """Two ranks that are slow after half a second, the first of which ends after 0.7 s."""
 
     def end_late(end):
-        faulthandler.register(STACKS_SIGNAL, file=(tmp_path / "rank-0.stacks.txt").open("a"), all_threads=True)
+        write_stacks_to(tmp_path / "rank-0.stacks.txt")
         time.sleep(0.7)
         end.send(PASSED)
 
@@ -196,7 +196,7 @@ def test_a_slow_test_is_reported_with_the_locations_of_its_ranks(slow_gang):
 
 def test_a_rank_that_ends_after_a_slow_line_has_no_stacks_of_that_time(tmp_path, job_end):
     def die_late(_end):
-        faulthandler.register(STACKS_SIGNAL, file=(tmp_path / "rank-0.stacks.txt").open("a"), all_threads=True)
+        write_stacks_to(tmp_path / "rank-0.stacks.txt")
         time.sleep(0.5)
         os._exit(3)
 
@@ -212,7 +212,7 @@ def test_a_rank_that_ends_after_a_slow_line_has_no_stacks_of_that_time(tmp_path,
 
 def test_a_hang_is_located_anew_after_a_slow_line(tmp_path, job_end):
     def move_on(_end):
-        faulthandler.register(STACKS_SIGNAL, file=(tmp_path / "rank-0.stacks.txt").open("a"), all_threads=True)
+        write_stacks_to(tmp_path / "rank-0.stacks.txt")
         time.sleep(0.5)
         wait_elsewhere()
 

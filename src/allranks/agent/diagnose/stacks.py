@@ -141,6 +141,10 @@ def _render_frame(frame: Mapping[str, Any]) -> str:
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 """Makes a rank write the Python stacks of all its threads; suites hardly use this signal."""
 
+MAIN_STACK_SIGNAL = signal.SIGRTMAX - 2
+"""Makes a rank write the stack of its main thread. Other threads run meanwhile, so reading their stacks could crash a
+rank that is to continue."""
+
 _MAX_FILE = 64 << 20
 """Bytes that one stack file may grow to."""
 
@@ -181,23 +185,25 @@ def dump_stacks(
     files: Mapping[int, StackFile],
     code: Path | None = None,
     *,
-    is_native: bool = True,
+    briefly: bool = False,
 ) -> dict[int, Stacks]:
     """Collect the current stacks of ranks, which also go to their stack files.
 
-    The caller has sent :data:`STACKS_SIGNAL` to each rank that runs. If py-spy is installed, it adds the native stacks,
-    and the Python stacks of a rank that does not respond (it is stopped, or blocks its signals).
+    The caller has sent :data:`STACKS_SIGNAL` to each rank that runs, or :data:`MAIN_STACK_SIGNAL` for a brief look. If
+    py-spy is installed, it adds the native stacks, and the Python stacks of a rank that does not respond (it is
+    stopped, or blocks its signals).
 
     Args:
         pids: The process id of each rank; none of them has been reaped.
         unable: The ranks that cannot respond: a signal or a tracer has stopped them, or they have no handler.
         files: The stack file of each rank.
         code: The folder to which paths are relative.
-        is_native: py-spy adds the native stacks, for which it stops the ranks.
+        briefly: The ranks are not stopped, so there are no native stacks.
     """
-    own = wait_for_stacks({rank: files[rank] for rank in set(pids) - unable}, pids)
+    number = MAIN_STACK_SIGNAL if briefly else STACKS_SIGNAL
+    own = wait_for_stacks({rank: files[rank] for rank in set(pids) - unable}, pids, number)
     silent = {rank for rank in pids if not own.get(rank)}
-    attachable = set(pids) - unable if is_native else set[int]()
+    attachable = set[int]() if briefly else set(pids) - unable
     seen = {rank: _append(files[rank], dump) for rank, dump in _py_spy_dumps(pids, attachable, silent).items()}
     return {rank: Stacks(own.get(rank, "") + seen.get(rank, ""), code) for rank in pids}
 
@@ -226,7 +232,9 @@ def _append(file: StackFile, dump: PySpyDump) -> str:
     return text
 
 
-def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> dict[int, str]:
+def wait_for_stacks(
+    files: Mapping[int, StackFile], pids: Mapping[int, int], number: int = STACKS_SIGNAL
+) -> dict[int, str]:
     """Wait for the stacks that each rank adds to its stack file.
 
     The rank writes from a signal handler, in parts, and does not signal the end. On a busy host it may get no processor
@@ -244,7 +252,7 @@ def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> 
         if all(map(_END_OF_STACKS.search, added.values())):
             break
         is_over = now > changed + (_PAUSE_TIMEOUT if all(added.values()) else _SILENCE_TIMEOUT)
-        if is_over and not any(linux.is_pending(pids[rank], STACKS_SIGNAL) for rank in files):
+        if is_over and not any(linux.is_pending(pids[rank], number) for rank in files):
             break
     return before
 

@@ -32,6 +32,7 @@ from allranks.agent.child_processes import children_folder, labels_of_children, 
 from allranks.agent.diagnose.flight_recorder import FlightRecorder
 from allranks.agent.diagnose.stacks import (
     CHILDREN_TIMEOUT,
+    MAIN_STACK_SIGNAL,
     STACKS_SIGNAL,
     ChildHang,
     ParentRank,
@@ -356,7 +357,7 @@ class Ranks(Protocol):
 
         Args:
             ranks: Their numbers.
-            briefly: Only from Python frames and call logs, as for ranks that may have to continue.
+            briefly: Only from the main threads' Python frames and the call logs: the ranks may have to continue.
         """
 
     def stop(self, ranks: Collection[int], how: Stop) -> None:
@@ -572,14 +573,14 @@ class LocalRanks:
         waits = {rank: read_wait(self._processes[rank].call_log) for rank in ranks}
         unable = {rank for rank, state in before.items() if state in ("T", "t")}
         if briefly:  # the signal would end a rank that has no handler for it, as after an exec
-            unable |= {rank for rank, pid in pids.items() if not linux.catches(pid, STACKS_SIGNAL)}
+            unable |= {rank for rank, pid in pids.items() if not linux.catches(pid, MAIN_STACK_SIGNAL)}
         files = {rank: self._stacks[rank].from_now_on() for rank in pids}
         # A rank takes up to a second to write its recording: request it first, and wait for it last.
         recorder = None if briefly else self._recorder
         recordings = recorder.request(pids) if recorder else []
         for rank in set(pids) - unable:
-            self._processes[rank].signal(STACKS_SIGNAL)
-        stacks = dump_stacks(pids, unable, files, self._code, is_native=not briefly)
+            self._processes[rank].signal(MAIN_STACK_SIGNAL if briefly else STACKS_SIGNAL)
+        stacks = dump_stacks(pids, unable, files, self._code, briefly=briefly)
         if recorder:
             recorder.wait(recordings)
         if briefly:  # a rank that ends later was elsewhere by then

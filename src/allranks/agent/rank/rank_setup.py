@@ -25,7 +25,7 @@ from typing import BinaryIO, NoReturn, TextIO
 
 from allranks.agent import clock, evidence, linux
 from allranks.agent.channel import Leaving, Message, PhasesEnded, RankEnd
-from allranks.agent.diagnose.stacks import STACKS_SIGNAL
+from allranks.agent.diagnose.stacks import MAIN_STACK_SIGNAL, STACKS_SIGNAL
 from allranks.agent.orphans import show_marks
 from allranks.protocol import skip_codes
 from allranks.protocol.outcomes import Phase
@@ -218,10 +218,11 @@ _stack_files: list[BinaryIO] = []
 
 
 def write_stacks_to(path: Path) -> BinaryIO:
-    """Make this process append its stacks to a file when it gets the signal for this, or crashes; returns the file."""
+    """Make this process append its stacks to a file when it gets a signal for this, or crashes; returns the file."""
     file = os.fdopen(evidence.open_end(path), "ab")
     _stack_files.append(file)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    faulthandler.register(MAIN_STACK_SIGNAL, file=file, all_threads=False)
     # Not to standard error: its pipe is small, and the stacks are needed separately.
     faulthandler.enable(file=file, all_threads=True)
     return file
