@@ -19,6 +19,7 @@ from allranks.protocol.records import (
     FailureKind,
     Finished,
     JobStarted,
+    Location,
     Notice,
     Passed,
     PhaseEnd,
@@ -46,7 +47,7 @@ VALUES = {
 }
 
 
-PARTS = {kind.__name__: kind for kind in (PhaseEnd, EnteredCollective, RepetitionTally)}
+PARTS = {kind.__name__: kind for kind in (PhaseEnd, EnteredCollective, Location, RepetitionTally)}
 """What records have in their fields."""
 
 

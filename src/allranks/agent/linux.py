@@ -49,6 +49,19 @@ def _was_sent(send: Callable[[], object]) -> bool:
 _TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
 
 
+_SIGNAL_WAITS = {"x86_64": {34, 128, 130}, "aarch64": {73, 133, 137}}.get(os.uname().machine)
+"""The numbers of pause, rt_sigtimedwait and rt_sigsuspend; on aarch64, pause is a ppoll."""
+
+
+def may_wait_for_signal(pid: int) -> bool:
+    """Whether a process's main thread may be in a system call that any signal ends (proc(5), ``/proc/pid/syscall``)."""
+    try:
+        call = Path(f"/proc/{pid}/syscall").read_text().split()[0]
+    except OSError:  # the kernel does not say
+        return True
+    return call != "running" and (_SIGNAL_WAITS is None or int(call) in _SIGNAL_WAITS)
+
+
 def signal_thread(pid: int, number: int) -> bool:
     """Send a signal to the main thread of a process (tgkill(2)); False if that is impossible or the signal is blocked.
 

@@ -229,6 +229,36 @@ def test_a_hang_is_located_anew_after_a_slow_line(tmp_path, job_end):
     assert hung.stacks.innermost.endswith(" in wait_elsewhere")
 
 
+def test_a_rank_that_waits_for_a_signal_does_not_notice_that_it_is_slow(tmp_path, job_end):
+    def wait_for_a_signal(end):
+        write_stacks_to(tmp_path / "rank-0.stacks.txt")
+        signal.pause()
+        end.send(PASSED)
+
+    local_ranks = LocalRanks(fork_ranks([0], rank_main_of([[wait_for_a_signal]])), tmp_path, lambda _pids: ())
+    records = Records()
+    gang = Gang([local_ranks], limits=replace(LIMITS, process_group=0.4), journal=records, end=job_end)
+    gang.start()
+    [hung] = gang.run(RUN, within(0.7)).outcomes
+    gang.close()
+    assert hung.outcome is Outcome.TIMED_OUT
+    assert [slow.ended for slow in records] == [(), ()]
+
+
+def test_a_peer_that_waits_for_a_signal_does_not_notice_a_skip(tmp_path, job_end):
+    def wait_for_a_signal(end):
+        write_stacks_to(tmp_path / "rank-0.stacks.txt")
+        signal.pause()
+        end.send(PASSED)
+
+    ranks = fork_ranks([0, 1], rank_main_of([[wait_for_a_signal], [report(SKIPPED)]]))
+    gang = Gang([LocalRanks(ranks, tmp_path, lambda _pids: ())], limits=LIMITS, journal=Records(), end=job_end)
+    gang.start()
+    step = gang.run(RUN, within(1, skip=0.1))
+    gang.close()
+    assert outcomes(step) == {0: Outcome.ABORTED, 1: Outcome.SKIPPED}
+
+
 def test_a_launcher_reports_that_the_test_of_its_ranks_is_slow(tmp_path, job_end):
     slow = TestSlow(nodeid=TEST, seconds=2.0, ended=(1,), locations=())
 

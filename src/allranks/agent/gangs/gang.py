@@ -176,6 +176,7 @@ class Gang:
         """Stop every rank, for a reason outside of the gang; return the step, with the places of the pending ranks."""
         self._handle_events(0.0)  # a report that was under way still counts
         pending, self._pending = self._pending, set()
+        self._signal(Stop.FREEZE, pending)
         hangs = self._inspect(pending, briefly=True).hangs if pending else {}
         self._stop(self._alive)
         for rank in sorted(pending):

@@ -571,15 +571,19 @@ class LocalRanks:
         # A rank may continue to the end of its test as soon as it has written its stacks.
         phases = {rank: read_phase(self._processes[rank].call_log) for rank in ranks}
         waits = {rank: read_wait(self._processes[rank].call_log) for rank in ranks}
+        number = MAIN_STACK_SIGNAL if briefly else STACKS_SIGNAL
         unable = {rank for rank, state in before.items() if state in ("T", "t")}
-        if briefly:  # the signal would end a rank that has no handler for it, as after an exec
-            unable |= {rank for rank, pid in pids.items() if not linux.catches(pid, MAIN_STACK_SIGNAL)}
+        # Unless they are about to be killed, ranks must not notice: the signal would end one without the handler, as
+        # after an exec, and the wait of one that waits for a signal.
+        continuing = {rank: pid for rank, pid in pids.items() if pid not in self._stopped}
+        unable |= {rank for rank, pid in continuing.items() if not linux.catches(pid, number)}
+        unable |= {rank for rank, pid in continuing.items() if linux.may_wait_for_signal(pid)}
         files = {rank: self._stacks[rank].from_now_on() for rank in pids}
         # A rank takes up to a second to write its recording: request it first, and wait for it last.
         recorder = None if briefly else self._recorder
         recordings = recorder.request(pids) if recorder else []
         for rank in set(pids) - unable:
-            self._processes[rank].signal(MAIN_STACK_SIGNAL if briefly else STACKS_SIGNAL)
+            self._processes[rank].signal(number)
         stacks = dump_stacks(pids, unable, files, self._code, briefly=briefly)
         if recorder:
             recorder.wait(recordings)
@@ -589,9 +593,10 @@ class LocalRanks:
             rank: _BLOCKED.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]
         }
         # Only ranks that are about to be killed are frozen: inspecting their children may end these.
-        self.stop([rank for rank, pid in pids.items() if pid in self._stopped], Stop.FREEZE)
+        frozen = [rank for rank in pids if rank not in continuing and not briefly]
+        self.stop(frozen, Stop.FREEZE)
         deadline = clock.monotonic() + CHILDREN_TIMEOUT
-        children = {rank: self._inspect_children(rank, deadline) for rank, pid in pids.items() if pid in self._stopped}
+        children = {rank: self._inspect_children(rank, deadline) for rank in frozen}
         return {
             rank: RankHang(
                 stacks=stacks.get(rank, Stacks()),
