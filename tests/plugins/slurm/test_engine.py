@@ -285,6 +285,23 @@ def test_a_job_whose_orchestrator_lives_on_another_host_is_refused(engine, spec)
             pass
 
 
+def test_a_job_that_is_adopted_on_a_full_disk_keeps_its_owner_file(engine, spec, monkeypatch):
+    def refuse(path, flags, *arguments, real=os.open, **options):
+        if flags & os.O_CREAT and folder in Path(os.fsdecode(path)).parents:
+            raise OSError(28, "No space left on device")
+        return real(path, flags, *arguments, **options)
+
+    with orphaned(engine, replace(spec, python=sys.executable)) as folder:
+        owner = folder / "owner.json"
+        before = json.loads(owner.read_text())
+        owner.write_text(json.dumps({**before, "host": "elsewhere, with a longer name"}))
+        os.utime(owner, (0, time.time() - 70))
+        with monkeypatch.context() as full:
+            full.setattr(os, "open", refuse)
+            with engine.adopt(spec):
+                assert json.loads(owner.read_text()) == before
+
+
 def test_a_job_of_another_attempt_or_of_part_of_the_tests_is_not_adopted(engine, spec):
     assert engine.adopt(spec) is None
     with orphaned(engine, replace(spec, python=sys.executable)) as folder:

@@ -38,7 +38,7 @@ _PING: Final = 30.0
 """Seconds for the controller's answer."""
 
 _UNBOUNDED: Final = 1_000_000_000
-"""Cores, or MiB of memory: more than any run needs, because SLURM itself schedules its nodes."""
+"""Cores, or MiB of memory: in effect no limit, because SLURM itself schedules its nodes."""
 
 _OWNER: Final = "owner.json"
 """File in a job's folder: the run and the host of its orchestrator."""
@@ -132,9 +132,7 @@ class SlurmEngine(Engine):
 
     @contextmanager
     def _take_over(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
-        _claim(folder)
-        with suppress(OSError):  # the spool is full; the old owner file names the same run
-            write_whole(folder / _OWNER, _owner_json(spec))
+        _claim(folder, _owner_json(spec))
         try:
             with self._running(spec, folder) as job:
                 yield job
@@ -219,7 +217,7 @@ def _reject_live_owner(folder: Path) -> None:
             return
         seen = f"{max(0.0, silent):.0f} s ago"
         msg = f"allranks on {owner['name']} is still running this run; its last sign of life was {seen}."
-        why = f"Only one allranks process can control a job: {folder.name}."
+        why = f"Only one allranks process can control {folder.name}."
         raise EngineError(msg, why=why, remedy="If you killed that process, try again in a minute.")
 
 
@@ -233,20 +231,26 @@ def _server_time(folder: Path) -> float:
         probe.unlink()
 
 
-def _claim(folder: Path) -> None:
+def _claim(folder: Path, owner: str) -> None:
     """Take over the job of a dead orchestrator: of all processes on all hosts, the first to rename its file wins.
 
+    The file is overwritten in place, because the spool may be full. Without it, other hosts would cancel the job.
+
     Raises:
-        EngineError: Another process was first.
+        EngineError: Another process was first, or the file could not be changed.
     """
+    claimed = folder / f".{_OWNER}.claimed"
     try:
-        (folder / _OWNER).rename(folder / f".{_OWNER}.before")
+        (folder / _OWNER).rename(claimed)
+        with claimed.open("r+b") as file:
+            file.truncate(file.write(owner.encode()))
+        claimed.rename(folder / _OWNER)
     except FileNotFoundError as error:
         msg = f"Another allranks process has just taken over {folder.name}."
         why = "Only one allranks process can control a job."
         raise EngineError(msg, why=why, remedy="Let the other run continue.") from error
-    except OSError:
-        return
+    except OSError as error:
+        raise _not_writable(folder, error) from error
 
 
 def _is_whole(folder: Path) -> bool:
@@ -260,8 +264,12 @@ def _note_submitted(folder: Path, number: str) -> None:
     try:
         write_whole(folder / _SUBMITTED, number)
     except OSError as error:
-        msg = f"The folder of a job could not be written: {folder}."
-        raise EngineError(msg, why=str(error), remedy="Free some space there.") from error
+        raise _not_writable(folder, error) from error
+
+
+def _not_writable(folder: Path, error: OSError) -> EngineError:
+    msg = f"A job's folder could not be written to: {folder}."
+    return EngineError(msg, why=str(error), remedy="Free some space there.")
 
 
 def _remove(folder: Path) -> None:
@@ -289,7 +297,7 @@ def _check_controller() -> Finding:
         ping = ("scontrol", "ping")
         done = subprocess.run(ping, capture_output=True, text=True, timeout=_PING, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("SLURM", f"its controller does not answer ({error})", "See scontrol ping.")
+        return Finding("SLURM", f"scontrol ping failed ({error})", "Run scontrol ping.")
     is_up = "UP" in done.stdout
     text = "its controller answers" if is_up else "its controller does not answer; running jobs continue"
     return Finding("SLURM", text, "" if is_up else "Ask the administrators of the cluster.")
