@@ -77,7 +77,7 @@ def once(when: Callable[[Line], bool], do: Callable[[], object]) -> Callable[[Li
 def test_one_batch_opens_the_gate(push):
     run = push(MATRIX, {"good": SUITE, "other": SUITE}, select=ONE)
     assert run.results == dict.fromkeys(("plan", "image", f"run {GOOD}", "report", "gate"), "success"), run.log
-    assert "1 tests, none failed" in run.job("report").summary
+    assert "1 test, none failed" in run.job("report").summary
     assert "The gate is open:** 1 planned jobs" in run.job("gate").summary
     assert run.errors == []
 

@@ -1,7 +1,7 @@
 """The kernel features that allranks needs, and a check that this kernel has them.
 
-A run checks before it starts, and so does each agent, which may run on another kernel. Without the check, a missing
-feature would fail in the middle of a job.
+A run checks before it starts, and so does each agent, which may run on another kernel. Without the check, a job
+would fail midway if a feature is missing.
 """
 
 import fcntl

@@ -30,13 +30,13 @@ from allranks.matrix.model import DURATIONS_FILE, Cell, Job, Matrix
 from allranks.protocol.xml_text import for_log
 
 MOST_DROPPED_SHOWN = 200
-"""The maximum number of dropped cells that are listed by name; with more, counts per rule are more useful."""
+"""The maximum number of dropped cells listed by name (in JSON: for each rule); beyond that, counts are more useful."""
 
 MOST_ENTRIES = 256
 """GitHub's limit of jobs in a matrix (https://docs.github.com/actions/reference/limits)."""
 
 MINUTES_PER_ENTRY = 20
-"""The default minutes of work per machine; to start a machine takes one or two."""
+"""The default minutes of work per machine; starting a machine takes one or two."""
 
 _SHOWN = "what to show"
 _MACHINES = "with --format github"

@@ -39,8 +39,8 @@ class Options(CommandOptions):
     folders: tuple[Path, ...] = option(
         "DIR",
         _READ,
-        "the folder of a run, of its parts from several machines, or of JUnit XML files of ranks; for several folders, "
-        "their nearest common parent is read, and the report is written there "
+        "the folder of a run, of its parts from several machines, or of JUnit XML files of ranks; several folders are "
+        "read as one run, whose report is written into their nearest common parent "
         f"(default: the newest run in ${RESULTS_VARIABLE}, or in results next to the matrix file)",
         nargs="*",
         type=Path,
@@ -67,14 +67,14 @@ class Options(CommandOptions):
     allowed: tuple[str, ...] = option(
         "--allow-attribute NAME",
         _READ,
-        "allow an attribute that your suites add to the XML, like record_xml_attribute of pytest; repeatable",
+        "allow an attribute that your suites add to the XML, as by pytest's record_xml_attribute; repeatable",
         action="append",
     )
     policy: Literal["skip", "pass"] | None = option(
         "--policy", _VERDICT, "count environment skips as skips or as passes", choices=("skip", "pass")
     )
     baseline: Path | None = option(
-        "--baseline FILE", _VERDICT, "fail if fewer tests executed than this file records", type=Path
+        "--baseline FILE", _VERDICT, "fail if fewer tests ran than this file records", type=Path
     )
     allow_nothing_ran: bool = flag("--allow-nothing-ran", _VERDICT, "allow that all tests were skipped or deselected")
     open_page: bool = flag("--open", _WRITTEN, "open the page in a browser afterwards")

@@ -101,7 +101,7 @@ class Options(JobOptions, Selection):
         f"resume the newest run (or ${RUN_ID_VARIABLE}): run what failed or has no result",
         exclusive="earlier",
     )
-    resume: bool = flag("--resume", _ORDER, "resume that run: run only what has no result", exclusive="earlier")
+    resume: bool = flag("--resume", _ORDER, "like --lf, but run only what has no result", exclusive="earlier")
     shuffle: int | None = option(
         "--shuffle SEED",
         _ORDER,
@@ -205,7 +205,7 @@ def _prepare_debugging(expansion: Expansion, options: Options) -> tuple[Expansio
     """Check that a debugger can run in one rank of one job, and disable time limits."""
     if options.engine == "docker" or options.is_resuming or PlanVariables.read().part():
         msg = "--pdb-rank works only in a new run of the process engine, whose ranks can use this terminal."
-        raise UsageError(msg, remedy=f"Use --engine process, no --resume or --lf, and unset {PLAN_FILE_VARIABLE}.")
+        raise UsageError(msg, remedy=f"Use --engine process without --resume or --lf, and unset {PLAN_FILE_VARIABLE}.")
     if not _terminal():
         msg = "--pdb-rank needs a terminal, but standard input or output is not one."
         raise UsageError(msg, remedy="Run it without pipes in a terminal, or attach debugpy: see docs/debuggers.md.")

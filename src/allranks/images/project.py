@@ -47,7 +47,7 @@ def _wheel(image: Image, root: Path, progress: Progress) -> Path:
     if not is_pure(wheel):
         msg = f"The project of image {image.name} cannot be copied into jobs."
         why = f"{wheel.name} has compiled modules, or files outside of site-packages."
-        raise ImageError(msg, why=why, remedy=f'Set mode = "install" in [images.{image.name}] to install it there.')
+        raise ImageError(msg, why=why, remedy=f'Set mode = "install" in [images.{image.name}].')
     return wheel
 
 

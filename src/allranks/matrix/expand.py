@@ -93,7 +93,7 @@ def _checked_size(matrix: Matrix) -> int:
     size = prod(len(values) for values in matrix.axes.values())
     if size > MOST_POINTS:
         axes = " x ".join(f"{axis} {len(values):,}" for axis, values in matrix.axes.items() if values != (NO_TORCH,))
-        why = f"The axes have {axes} values; the limit is {MOST_POINTS:,} combinations."
+        why = f"Values per axis: {axes}; the limit is {MOST_POINTS:,} combinations."
         raise _matrix_error(matrix, f"{size:,} combinations are too many to expand", "Shorten the longest axis.", why)
     return size
 
@@ -108,7 +108,7 @@ def _check_possible(matrix: Matrix, space: Space, left: Points) -> None:
                 allowed = allowed | points if rule.set[impossible.unless] == "1" else allowed & ~points
         if found := left & impossible.when.points(space) & ~allowed:
             first, others = Cell.at(next(space.values_at(found))), found.bit_count() - 1
-            similar = f", and {others:,} others like it" if others else ""
+            similar = f" ({others:,} more like it)" if others else ""
             why = f"{impossible.reason[0].upper()}{impossible.reason[1:]}."
             if impossible.remedy and not left & ~found:
                 remedy = impossible.remedy.format(sizes=list(matrix.axes["world_size"]))

@@ -379,7 +379,7 @@ class Limits:
     # From the release of a test to the last rank's report.
     test: float = key(
         seconds(),
-        "Time for a test on all ranks; less than `job`.",
+        "Time for a test on all ranks, in any suite; less than `job`. A marker can set another: `time_limit(300)`.",
         default=120.0,
         example=300,
         unset="120, or the environment variable `DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`",

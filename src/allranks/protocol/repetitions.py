@@ -39,7 +39,7 @@ class RepetitionTally:
     slowest: float = 0.0  # seconds of the slowest repetition
     slowest_at: int = 0  # the number of the slowest repetition
     left: int = 0  # processes that outlived the ranks that started them, and were killed
-    shrunk: str = ""  # a sentence on the delays that the most frequent failure needs; empty if not searched
+    shrunk: str = ""  # a sentence on the delays that the most frequent failure needs; empty if not sought
     command: str = ""  # the command of allranks that repeats the test
     how: str = ""  # the option of this command that drew the delays: ``--skew heavy``
     beside_runs: int = 0  # repetitions under torch's own runner
@@ -143,7 +143,7 @@ def difference(tally: RepetitionTally) -> str:
 
 
 def percentage(rate: float) -> str:
-    """A rate in percent, without the sign, with at least two significant digits."""
+    """A rate in percent, without ``%``, rounded to two or three digits."""
     return f"{100 * rate:.2g}" if rate < 0.1 else f"{100 * rate:.1f}".removesuffix(".0")
 
 

@@ -44,7 +44,7 @@ KEPT_TRACEBACKS: Final = 20
 """Failures of a row that have an excerpt of the traceback."""
 
 _LONGEST_COMMAND: Final = 2000
-"""The most characters of a command; a longer one is omitted, because half a command is useless."""
+"""The maximum characters of a command; a longer one is omitted, because half a command is useless."""
 
 _SHARDS: Final = range(1, 1_001)  # the limit of a matrix file
 _MESSAGE: Final = 500
@@ -132,7 +132,7 @@ class JobSummary:
     cell: str
     suite: str
     axes: Mapping[str, str | int] = field(default_factory=dict)  # the cell's value on each axis; empty if unknown
-    batch: str = ""  # the batch of a plan for several machines that has the job; empty without such a plan
+    batch: str = ""  # the job's batch in a plan for several machines; empty without such a plan
     engine: str = ""
     torch: str = ""  # the version that its ranks imported; empty if unknown
     image: str = ""

@@ -66,7 +66,7 @@ class JUnitDocument:
 
     def __init__(self, path: Path) -> None:
         self.has_cases = False
-        self.size = len(_END_OF_SUITE) + len(_END)  # the bytes of the file if it ended here, or more
+        self.size = len(_END_OF_SUITE) + len(_END)  # at least the bytes of the file if it ended here
         self._file = remove_existing(path).open("w+b")
         self._all, self._suite = Counts(), Counts()
         self._counts: list[tuple[int, Counts]] = []
@@ -121,7 +121,7 @@ def part_path(first: Path, number: int) -> Path:
 def report_parts(first: Path) -> Iterator[Path]:
     """The files of a JUnit report, including those that continue a report of allranks (``junit-2.xml`` and so on).
 
-    A continuation that does not exist is included, too, so that reading it is an error.
+    One that is announced but missing is included, too, so that reading it is an error.
     """
     yield first
     part = first

@@ -4,8 +4,8 @@ Writers count differently. The root counts all testcases. A suite counts its own
 in Node's form (with ``disabled`` and ``hostname``), it counts its child elements. A testcase counts as one failure, or
 as one for each of its ``failure`` elements; the same applies to errors and skips. pytest counts a test with a failed
 tear-down twice, or once although it has two testcases, so the number of tests may differ by the number of errors. It
-does not count a try that has its own testcase (with ``rerun``). Surefire counts only the last round of tests, or
-each try, so its counts may exceed those of testcases by up to the number of tries.
+does not count a try that has its own testcase (with ``rerun``). Surefire counts the last round of tests, which is fewer
+than the testcases, or each try, which is more by up to the number of tries.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ class Suite:
     properties: dict[str, str] = field(default_factory=dict)
     own: Counter[str] = field(default_factory=Counter)  # ``more failures``: beyond the first of each testcase
     below: Counter[str] = field(default_factory=Counter)  # of child suites; at the end, of all testcases below it
-    children: Counter[str] = field(default_factory=Counter)  # of child elements, a suite as one (at the end)
+    children: Counter[str] = field(default_factory=Counter)  # at the end, of child elements: a suite is one
     suites: int = 0  # the number of child suites
 
     @property

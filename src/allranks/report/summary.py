@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.colors import Color, Paint, without_color
-from allranks.errors import MEANING, ExitCode
+from allranks.errors import MEANING, ExitCode, counted
 from allranks.protocol.repetitions import RepetitionTally, difference, short_rate
 from allranks.protocol.tracebacks import line_kind
 from allranks.protocol.xml_text import printable, readable, two_ends
@@ -18,7 +18,7 @@ from allranks.report.section import Section
 from allranks.report.untrusted import head, write_whole
 
 WIDTH: Final = 100
-"""The most columns of a line of the table."""
+"""The maximum width of the table."""
 
 FAILURES: Final = 10
 """Failures that the terminal lists; the report has all of them."""
@@ -170,7 +170,7 @@ def _table_notes(merged: MergedRun) -> Iterator[str]:
 
 def _not_run(merged: MergedRun) -> Iterator[str]:
     if count := merged.counts.not_run:
-        yield f"{count} of {merged.counts.skipped} skipped tests {'was' if count == 1 else 'were'} not run."
+        yield f"{count} of {merged.counts.skipped} skipped tests {'was' if count == 1 else 'were'} never started."
 
 
 def _skip_but_pass(merged: MergedRun) -> Iterator[str]:
@@ -197,7 +197,7 @@ def _flaky_names(merged: MergedRun) -> list[str]:
 
 
 LISTED: Final = 50
-"""The most failures, and the most flaky tests, that summary.md lists."""
+"""How many failures, and how many flaky tests, summary.md lists."""
 
 MOST_BYTES: Final = 900_000
 """GitHub drops a step summary above 1 MiB entirely, and the step may already have written something."""
@@ -236,7 +236,7 @@ def render_summary(merged: MergedRun, environ: Mapping[str, str]) -> str:
         *_reference_table(merged),
     ]
     notes = [f"- {markdown(note)}" for note in (*merged.notes, *_not_run(merged), *_skip_but_pass(merged))]
-    shown = _within(MOST_BYTES - _size(lines), [*_section_lines(merged), *notes], "- and {} more notices")
+    shown = _within(MOST_BYTES - _size(lines), [*_section_lines(merged), *notes], "- and {} more")
     return "\n".join([*lines, *shown]) + "\n"
 
 
@@ -256,7 +256,7 @@ def _within(limit: int, lines: Sequence[str], more: str) -> Iterator[str]:
 
 def _head(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
     counts = merged.counts
-    yield f"{_TITLE}{counts.tests} tests, {counts.bad or 'none'} failed"
+    yield f"{_TITLE}{counted(counts.tests, 'test')}, {counts.bad or 'none'} failed"
     yield ""
     yield f"{counts.words or 'no tests'}; {times(merged)}. <br>"
     yield " · ".join(_links(merged, environ))

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from allranks.errors import counted
 from allranks.protocol.outcomes import Outcome, disagree, named_ranks
 from allranks.protocol.records import Collected, Location, Passed, RankEnded, Record, Repeated, TestSlow, TestStarted
 from allranks.protocol.repetitions import percentage
@@ -150,7 +151,7 @@ def format_locations(slow: TestSlow) -> str:
     """Where the ranks of a slow test are: ``rank 0 has ended; rank 1 is waiting at test_a.py:7 in test_it``."""
     ended = [f"{named_ranks(slow.ended)} {'has' if len(slow.ended) == 1 else 'have'} ended"] if slow.ended else []
     more = len(slow.locations) - _MOST_LOCATIONS
-    others = [f"{more} more places"] if more > 0 else []
+    others = [counted(more, "more place")] if more > 0 else []
     return "; ".join([*ended, *map(_format_location, slow.locations[:_MOST_LOCATIONS]), *others])
 
 

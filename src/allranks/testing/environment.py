@@ -1,6 +1,6 @@
 """The environment of a rank: its number, world size, backend and GPUs.
 
-The agent sets these environment variables for each rank that it forks; torchrun, srun and mpirun set their own. If none
+The agent sets environment variables for each rank that it forks; torchrun, srun and mpirun set their own. If none
 are set, the process is the only rank of a world of size 1, with the backend gloo.
 """
 
@@ -138,7 +138,7 @@ def rank_to_gpus(world_size: int, backend: str | None = None, *, gpus_per_rank: 
         ValueError: ``world_size`` or ``gpus_per_rank`` is less than 1.
     """
     if world_size < 1 or (gpus_per_rank is not None and gpus_per_rank < 1):
-        msg = f"{world_size} ranks with {gpus_per_rank} GPUs per rank are impossible: both must be at least 1"
+        msg = f"world_size ({world_size}) and gpus_per_rank ({gpus_per_rank}) must be at least 1"
         raise ValueError(msg)
     present = accelerator_count()
     per_rank = gpus_per_rank if gpus_per_rank is not None else max(present // world_size, 1)

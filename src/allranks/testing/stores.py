@@ -54,8 +54,8 @@ def create_tcp_store(  # noqa: PLR0913 - those of torch's helper, by the same na
         raise ValueError(msg)
     if port == 0 and world_size > 1 and wait_for_workers:
         msg = (
-            f"{world_size - 1} clients cannot connect, because they do not know the port that the kernel chooses: pass "
-            "a port from reserved_port(), or pass wait_for_workers=False and send store.port to the clients"
+            "the clients cannot connect, because they do not know the port that the kernel chooses: pass a "
+            "port from reserved_port(), or pass wait_for_workers=False and send store.port to the clients"
         )
         raise ValueError(msg)
     return TCPStore(
@@ -91,7 +91,7 @@ def open_store(environment: RankEnvironment, path: Path) -> "TCPStore":
     """Open a store that rank 0 serves and all ranks use.
 
     The kernel chooses the port when rank 0 binds it, and rank 0 publishes it in the file `path`, which must not exist
-    before.
+    yet.
 
     Raises:
         PeerTimeoutError: Rank 0 did not publish the port in time.

@@ -167,7 +167,7 @@ def test_a_test_runs_once(threads):
 def test_a_failure_contains_the_error(threads):
     assert "the rank's thread ended during the test: SystemExit: 3" in threads.cases(1)["test_exits"].text
     assert "setUp did not call self._spawn_threads()" in threads.cases(1)["test_starts_none"].text
-    assert "ranks disagree: 1 of 3 left" in threads.cases(1)["test_one_skips"].message
+    assert "ranks disagree: 1 of 3 did not pass" in threads.cases(1)["test_one_skips"].message
     assert "ValueError: thread 1 broke" in threads.cases(1)["test_fails"].text
     assert threads.cases(1)["test_one_exits"].message.endswith("ended during the test: SystemExit: 3")
     assert threads.cases(1)["test_fails_by_pytest"].message.endswith("ended during the test: Failed: by pytest")

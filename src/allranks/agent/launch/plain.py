@@ -54,8 +54,8 @@ PEER_GRACE = 3.0
 _SETTINGS = {
     "test": _TIMEOUT_VARIABLE,
     "job": _TIMEOUT_VARIABLE,
-    "process_group": "fixed without an agent",
-    "peer_grace": "fixed without an agent",
+    "process_group": "fixed outside of allranks run",
+    "peer_grace": "fixed outside of allranks run",
 }
 """The setting behind each time limit."""
 

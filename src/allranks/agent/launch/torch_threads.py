@@ -1,8 +1,8 @@
 """Adapts torch's ``MultiThreadedTestCase``: its ranks remain threads, and the outcome of every thread counts.
 
 torch only considers exceptions derived from ``Exception``, and torch's exit codes, that a test raises in a thread.
-Without the adapter, a thread would pass if it ended before or after its test, by another exit or by ``pytest.fail``, or
-if it was never started, and a skip of one thread would skip the test.
+Without the adapter, a thread would pass if it was never started, or if it ended outside of its test, by another exit or
+by ``pytest.fail``; and if one thread skipped, the whole test would be skipped.
 """
 
 import sys
@@ -50,7 +50,7 @@ def adapt_threads(base: Any) -> None:  # noqa: ANN401 - torch's class has no typ
         except (unittest.SkipTest, pytest.xfail.Exception) as skip:
             case: Any = getattr(fn, "__self__", None)
             if cls.allranks_left < len(threads) and not launch_context_of(case).launch_options(case).may_disagree:
-                msg = f"ranks disagree: {cls.allranks_left} of {len(threads)} left the test, the others passed: {skip}"
+                msg = f"ranks disagree: {cls.allranks_left} of {len(threads)} did not pass, the others did: {skip}"
                 raise AssertionError(msg) from skip
             raise
 

@@ -1,7 +1,7 @@
 """Converts pytest's reports to phases, and finds the wait that a failure may follow from.
 
 If one rank dies, collectives of its peers fail a moment later. These failures are secondary if the ranks' calls show
-that they follow from the peer's: see :mod:`allranks.agent.diagnose.primary_failure`.
+that the death caused them: see :mod:`allranks.agent.diagnose.primary_failure`.
 """
 
 import gc
@@ -52,7 +52,7 @@ def waited_for(error: BaseException | None, last: Wait | None = None) -> Wait | 
 def failed_before(error: BaseException | None) -> BaseException | None:
     """The exception that was raised before the failed wait (as in ``finally: dist.barrier()``) or before an exit.
 
-    Before an exit, only an assertion counts: a script may exit when it handles any other exception.
+    Before an exit, only an assertion or ``pytest.fail`` counts: a script may exit when it handles any other exception.
     """
     try:
         errors = [link for link in chain(error) if not isinstance(link, _SKIPS)]
@@ -207,7 +207,7 @@ _PYTHON_TRACEBACK: Final = re.compile(
 def _exception_in(text: str) -> str:
     """The lines of the last exception in the text of a failure; the whole text if it has no traceback.
 
-    A report has only a text if a plugin received it from another process, or if the failure has no exception, such as a
+    A report is only text if a plugin received it from another process, or if the failure has no exception, such as a
     missing fixture or a failed doctest.
     """
     if text.rstrip().endswith(_DOCTEST_ERRORS) and (found := _DOCTEST_FAILURE.search(text)):
@@ -258,7 +258,7 @@ _REMEDY_NOT_MADE: Final = (
 
 
 def with_remedy(phase: Phase, error: BaseException | None, *, has_group: bool) -> Phase:
-    """If a bad phase is about the default process group, add the marker and key that control it; cut torch's source."""
+    """If a bad phase is about the default process group, name the marker and key for it, with a short traceback."""
     part, remedy = (_MADE_TWICE, _REMEDY_MADE_TWICE) if has_group else (_NOT_MADE, _REMEDY_NOT_MADE)
     if part not in phase.message or not isinstance(error, Exception):
         return phase
@@ -327,7 +327,7 @@ def aborted_by_hook(error: BaseException) -> Phase:
 
 
 def raise_unraisable(config: pytest.Config) -> None:
-    """Raise the exceptions of finalizers and threads since the last test, if such warnings are errors.
+    """Raise the exceptions of finalizers and threads since the last test, if their warnings are errors.
 
     pytest does so at the end of its session (8.4 and newer), which a rank never reaches.
     """

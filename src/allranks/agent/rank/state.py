@@ -74,7 +74,7 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _device() -> torch.device | None:
-    """The default device; None if none was set, because setting one enables a mode that slows down all functions."""
+    """The default device; None if unset. Setting one enables a mode that slows down all functions."""
     return _device_module.CURRENT_DEVICE
 
 
@@ -104,7 +104,7 @@ def _set_trace(functions: tuple[Any, Any]) -> None:
 
 
 def _hooks() -> tuple[Any, ...]:
-    """The hooks; the one of a default process group, which adds the rank to messages, counts as Python's own."""
+    """The hooks; that of a default process group, which adds the rank to messages, counts as Python's own."""
     is_of_torch = getattr(sys.excepthook, "__module__", "").startswith("torch.distributed.")
     return sys.__excepthook__ if is_of_torch else sys.excepthook, threading.excepthook, sys.unraisablehook
 
@@ -208,7 +208,7 @@ def _set_imports(_: object) -> None:
 
 
 def _names_of(owner: Any, but: str = "") -> tuple[Callable[[], Any], Callable[[Any], object]]:  # noqa: ANN401 - any object
-    """Functions that read and restore the attributes of a module or class, except for one and for new ones."""
+    """Functions that read and restore the attributes of a module or class, except for ``but`` and for new ones."""
     names = tuple(name for name in vars(owner) if name != but)
 
     def write(values: list[Any]) -> None:
@@ -346,7 +346,7 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object] | Non
     "builtins": _names_of(builtins),
     # If a test replaced these, later tests might check nothing.
     "names of pytest": _names_of(pytest),
-    # The end of the gang calls destroy_process_group, so that a changed one shows there.
+    # The end of the gang calls destroy_process_group, so a changed one shows there.
     "names of torch.distributed": _names_of(distributed, but="destroy_process_group"),
     "names of torch.testing": _names_of(torch.testing),
     "names of unittest.TestCase": _names_of(unittest.TestCase),

@@ -36,12 +36,16 @@ class Options(CommandOptions):
         "TEST", _SHOW, "a node id, or a part of it (default: what the newest run changed)", nargs="?"
     )
     runs: int = option(
-        "--runs N", _SHOW, f"the newest N runs; 0 for all (default: {_SHOWN_RUNS})", type=whole(), default=_SHOWN_RUNS
+        "--runs N",
+        _SHOW,
+        f"with TEST: the newest N runs; 0 for all (default: {_SHOWN_RUNS})",
+        type=whole(),
+        default=_SHOWN_RUNS,
     )
     history: Path | None = option(
         "--history FILE",
         _SHOW,
-        f"the file to read (default: {HISTORY_FILE} next to the matrix file)",
+        f"the file to read (default with [history]: {HISTORY_FILE} next to the matrix file)",
         type=writable_file,
     )
     matrix: Path | None = matrix_option(_SHOW)
@@ -53,7 +57,7 @@ def run(options: Options) -> ExitCode:
     path = options.history or history_file(matrix_here(options.matrix))
     if path is None:
         msg = "There is no history: --history is missing, and the matrix file has no [history]."
-        raise UsageError(msg, remedy="Name a file, --history FILE, or add [history] to the matrix file.")
+        raise UsageError(msg, remedy="Pass --history FILE, or add [history] to the matrix file.")
     if options.test is None:
         _print_overview(path, options)
         return ExitCode.OK
@@ -68,7 +72,7 @@ def run(options: Options) -> ExitCode:
 
 @contextmanager
 def _opened(path: Path) -> "Iterator[History]":
-    from allranks.plugins.history.database import HistoryError, read  # noqa: PLC0415 - no plan needs it
+    from allranks.plugins.history.database import HistoryError, read  # noqa: PLC0415 - few commands need it
     from allranks.plugins.history.trends import History  # noqa: PLC0415
 
     try:
@@ -106,7 +110,7 @@ def _print_tests(runs: "Sequence[RecordedRun]", lines: "Sequence[TestLine]") -> 
         trend = readable(line.trend.text) if line.trend else ""
         say(f"  {readable(test.cell_id):<{width}}  {letters}  {trend}".rstrip())
     legend = ", ".join(f"{status} {status.word}" for status in Status if status is status.without_policy)
-    say(f"\n{legend}, . the run did not have this job" if lines else "It has no outcome in these runs.")
+    say(f"\n{legend}, . the run did not have this job" if lines else "No outcome in these runs.")
 
 
 def _run_title(run: "RecordedRun") -> str:

@@ -24,9 +24,9 @@ APPLICATION: Final = 0x616C6C72
 LOCK_TIMEOUT: Final = 30.0
 """Seconds to wait for another process that writes."""
 
-# A run's number is the second in which it started, so numbers are in chronological order. A row of `change` gives the
-# status of a test in a cell from this run on; before its first row, a test has no outcome. `job` has the suites that
-# each run had in each cell. `kept` has the number of runs to keep, if a matrix file has set it.
+# A run's number is the second in which it started, or the next free one: the order is chronological. A row of `change`
+# gives the status of a test in a cell from the row's run on; before its first row, a test has no outcome. `job` has the
+# suites that each run had in each cell. `kept` has the number of runs to keep, if a matrix file has set it.
 _TABLES: Final = """
 CREATE TABLE run (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE);
 CREATE TABLE cell (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE);
@@ -71,12 +71,12 @@ def read(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator["sqlite3.Connect
     """A read transaction.
 
     Raises:
-        HistoryError: The file is not a history of this version, is missing, damaged, or cannot be read.
+        HistoryError: The file is missing, damaged, unreadable, or not a history of this version.
     """
     if not os.path.lexists(path):
         msg = "does not exist"
         raise HistoryError(msg)
-    # Writable if possible, because the next reader rolls back the journal of a killed process.
+    # Writable if possible: to read, SQLite first rolls back the journal of a killed writer.
     with _connected(path, "rw" if os.access(path, os.W_OK) else "ro", timeout) as database:
         database.execute("BEGIN")
         if not _is_ours(database):

@@ -176,7 +176,7 @@ class RunHistory:
 
 
 def _some(cells: Sequence[str], most: int = 4) -> str:
-    return ", ".join(cells[:most]) + (f" and {len(cells) - most} more cells" if len(cells) > most else "")
+    return ", ".join(cells[:most]) + (f" and {counted(len(cells) - most, 'more cell')}" if len(cells) > most else "")
 
 
 def _object(entry: TrendEntry) -> Mapping[str, object]:

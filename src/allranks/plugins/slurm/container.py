@@ -2,7 +2,7 @@
 
 Here, a supervisor is the process that starts and watches the agent on a node (``agent/node_supervisor.py``); the agent
 has a supervisor of its own, for its ranks. With Charliecloud, Apptainer and Docker, the node's supervisor starts the
-agent in a container. pyxis is a plug-in of srun, so there the supervisor runs in the container as well, at the same
+agent in a container. pyxis is a plug-in of srun, so there the supervisor runs in the container, too, with the same
 paths as outside.
 """
 
@@ -35,7 +35,7 @@ def agent_container(container: str | None, folders: AgentFolders) -> str:
         if _SEPARATORS.intersection(str(folder)):
             msg = f"The folder {folder} cannot be mounted in a container."
             remedy = "Rename it, or remove container from [slurm]."
-            raise EngineError(msg, why="Its name has a colon or a comma.", remedy=remedy)
+            raise EngineError(msg, why="Its path has a colon or a comma.", remedy=remedy)
     return "" if container is None or _is_pyxis(container) else container
 
 

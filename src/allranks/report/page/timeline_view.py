@@ -6,6 +6,7 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any, Final
 
+from allranks.errors import counted
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.xml_text import clean_cut, clipped, readable
 from allranks.report.rank_timeline import RankTimeline, missing_ranks, waits
@@ -111,7 +112,7 @@ def output_diff(timeline: RankTimeline | None, test: TestVerdict) -> dict[str, A
     parts = [(name, list(_difference(_lines(theirs), _lines(own)))) for name, theirs, own in streams]
     lines = [line for name, part in parts if part for line in (f"@ {name}", *part)]
     if len(lines) > MOST_SHOWN:
-        lines = [*lines[:MOST_SHOWN], f"@ {len(lines) - MOST_SHOWN} more lines"]
+        lines = [*lines[:MOST_SHOWN], f"@ {counted(len(lines) - MOST_SHOWN, 'more line')}"]
     return {"o": other.rank, "w": other.outcome.value, **({"t": lines} if lines else {})}
 
 

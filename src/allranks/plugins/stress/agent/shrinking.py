@@ -182,7 +182,8 @@ def sentence(shrunk: Shrunk, locations: Mapping[str, str]) -> str:
     if not shrunk.delays:
         return f"fails {shrunk.bad} of {shrunk.runs} times with the delays of its most frequent failure, {without}"
     shown = [_clause(delay, locations) for delay in shrunk.delays[:_SHOWN]]
-    more = [f"{len(shrunk.delays) - _SHOWN} more delays"] if len(shrunk.delays) > _SHOWN else []
+    hidden = len(shrunk.delays) - _SHOWN
+    more = [f"{hidden} more delay{'s' if hidden > 1 else ''}"] if hidden > 0 else []
     return f"fails {shrunk.bad} of {shrunk.runs} times if {' and '.join([*shown, *more])}, {without}"
 
 

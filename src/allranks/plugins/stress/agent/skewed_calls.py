@@ -38,7 +38,7 @@ _FUNCTIONS = {
     "torch.distributed.rpc": _RPC,
     "torch.distributed.rpc.api": _RPC,
 }
-"""Functions by the modules that have their own names for them."""
+"""Functions, by the modules that bind them."""
 
 _NOT_USERS = (
     *(str(Path(module.__file__).parent) for module in (torch, pytest) if module.__file__),
@@ -144,7 +144,7 @@ class SkewedCalls:
 
 
 def _record_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Start a thread, and store the location, because the thread may run nothing but torch's functions."""
+    """Start a thread, and store where: its own stack may have only functions of torch."""
 
     def start(thread: threading.Thread) -> None:
         if found := _location(sys._getframe(1)):  # noqa: SLF001 - inspect.stack() reads source files
