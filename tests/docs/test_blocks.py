@@ -198,10 +198,10 @@ def test_the_tutorial_from_its_first_command_to_its_last(shell):
     test = shell.folder / "tests/distributed/test_broadcast.py"
     test.write_text(broadcast.text)
     output = timeless(shell(*red.commands, code=1)).replace(f"{shell.folder}/", "")  # the page shows no user's folder
-    assert [line for line in red.shown if timeless(line) not in output] == []
+    assert [line for line in red.shown if line != "…" and timeless(line) not in output] == []
     test.write_text(re.sub(r"    if rank == 0:\n    (.*)\n", r"\1\n", broadcast.text))
     output = timeless(shell(*again.commands))
-    assert [line for line in again.shown if timeless(line) not in output] == []
+    assert [line for line in again.shown if line != "…" and timeless(line) not in output] == []
 
 
 def timeless(text):
