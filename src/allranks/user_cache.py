@@ -67,7 +67,7 @@ def made_cache_folder(name: str) -> Path:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "It is not writable", str(folder))
     except OSError as error:
-        what = f"The cache folder {folder} cannot be created."
+        what = f"The cache folder {folder} cannot be used."
         raise ImageError(what, why=f"{error.strerror or error}.", remedy=WRITABLE) from error
     return folder
 

@@ -80,7 +80,7 @@ def test_what_is_excluded_is_left_out_and_ignored(suite_of, path, exclude, paths
         ("path = ['a', '']", "path", "blank"),
         ("path = 'a'\nexclude = 'a/slow'", "exclude", "is not a list of paths"),
         ("path = 'a'\nexclude = ['a/fast*']", "exclude", "nothing matches 'a/fast*'"),
-        ("path = 'a'\nexclude = ['b/*.py']", "exclude", "excludes nothing of the suite"),
+        ("path = 'a'\nexclude = ['b/*.py']", "exclude", "excludes nothing from the suite"),
         ("path = 'a'\nexclude = ['../*']", "exclude", "leads out of the repository"),
         ("path = ['a', 'b']\nexclude = ['?']", "exclude", "all tests of the suite are excluded"),
     ],

@@ -176,7 +176,7 @@ def test_a_plan_that_leads_out_of_the_folder_is_not_read(merged, gathered, tmp_p
     shutil.move(path, tmp_path / "secret.json")
     path.symlink_to(tmp_path / "secret.json")
     _, suites = merged()
-    assert "points out of the results folder" in suites["run/manifest"].tests[0].verdict.text
+    assert "points outside the results folder" in suites["run/manifest"].tests[0].verdict.text
 
 
 def test_a_link_to_a_part_is_not_followed(merged, gathered):

@@ -111,10 +111,10 @@ def test_ranks_without_a_file_are_an_error_whatever_worlds_the_tests_of_the_othe
 @pytest.mark.parametrize(
     ("places", "states", "option", "told"),
     [
-        (FLAT, 4, 2, "--world-size states 2 rank(s), but rank-0.xml states 4 rank(s)."),
-        ([f"{JOB}/{name}" for name in FLAT], 8, None, "the cell states 4 rank(s), but rank-0.xml states 8 rank(s)."),
-        ([f"{JOB}/{name}" for name in FLAT], None, 3, "the cell states 4 rank(s), but --world-size states 3 rank(s)."),
-        (FLAT, None, 3, "rank-3.xml belongs to rank 3, but this job has 3 rank(s), from 0 to 2."),
+        (FLAT, 4, 2, "--world-size states 2 ranks, but rank-0.xml states 4 ranks."),
+        ([f"{JOB}/{name}" for name in FLAT], 8, None, "the cell states 4 ranks, but rank-0.xml states 8 ranks."),
+        ([f"{JOB}/{name}" for name in FLAT], None, 3, "the cell states 4 ranks, but --world-size states 3 ranks."),
+        (FLAT, None, 3, "rank-3.xml belongs to rank 3, but this job's highest rank is 2."),
         (
             [*FLAT, "rank-00.xml"],
             None,
@@ -133,7 +133,7 @@ def test_contradictory_ranks_are_an_error(ranks, places, states, option, told):
 def test_files_that_state_different_numbers_of_ranks_are_an_error(ranks):
     ranks("rank-0.xml", world_size=2)
     told = messages(ranks("rank-1.xml", world_size=1))
-    assert told == ["rank-0.xml states 2 rank(s), but rank-1.xml states 1 rank(s)."]
+    assert told == ["rank-0.xml states 2 ranks, but rank-1.xml states 1 rank."]
 
 
 def test_a_file_that_states_another_rank_than_its_path_is_an_error(ranks):
@@ -324,7 +324,7 @@ def test_what_has_the_name_of_a_rank_and_is_no_file_is_an_error(ranks, elsewhere
     make(root / "rank-3.xml", elsewhere)
     assert messages(root, world_size=4)[0].startswith(told)
     assert code(root, world_size=4) is ExitCode.UNACCOUNTED
-    assert "\nReplace it by the file itself." in (root / "junit.xml").read_text()
+    assert "\nReplace it with the file itself." in (root / "junit.xml").read_text()
 
 
 @pytest.mark.parametrize("text", ["", "<testsuite><testcase"])

@@ -121,7 +121,7 @@ def test_a_link_out_of_the_results_is_refused(results, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (results.path / "test-reports").symlink_to(elsewhere)
-    with pytest.raises(ResultsError, match="points out of the results folder"):
+    with pytest.raises(ResultsError, match="points outside the results folder"):
         lay_out(results.path)
     assert not list(elsewhere.iterdir())
 

@@ -153,7 +153,7 @@ def test_a_job_waits_for_gpus_that_another_run_holds(dispatcher, engine, jobs, l
     engine.acts["close", "gloo-w1-g0-env"] = release
     dispatcher(selected, gpus=("GPU-a",), cores=8).run(selected)
     assert engine.log.index("close gloo-w1-g0-env") < engine.log.index("start nccl-w1-g1-env")
-    assert [line for line in lines if "waiting for 1 of 1 GPUs: another run holds them" in line]
+    assert [line for line in lines if "waiting for another run to free 1 GPU" in line]
 
 
 FIRST, SECOND, BOTH = "nccl-w1-g1-env", "gloo-w1-g0-env", "nccl-w2-g2-env"
@@ -300,7 +300,7 @@ def test_a_run_does_not_lease_gpus_that_an_earlier_entry_waits_for(dispatcher, e
     acts = []
 
     def say(line):
-        if line.startswith("waiting for 1 of 2 GPUs"):
+        if line.startswith("waiting for another run to free 1 GPU"):
             acts.append(list(engine.log))
             entry.leave()
 
@@ -639,7 +639,7 @@ def test_the_engine_and_the_result_of_each_job_are_printed(dispatcher, pair, lin
     [
         (Damage("record 3, from byte 70 on, is not JSON"), "record 3, from byte 70 on, is not JSON"),
         (failed("u"), "'u', which it has not collected"),
-        (replace(PASSED, ranks=(1,)), "rank 1 in 't', in a world of 1 ranks"),
+        (replace(PASSED, ranks=(1,)), "rank 1 in 't', but the world size is 1"),
         (BEGUN, "a second Begun"),
     ],
     ids=["damage", "an unknown test", "an unknown rank", "a second Begun"],

@@ -164,20 +164,20 @@ def test_a_job_runs_in_its_own_image_if_the_host_has_its_gpus(for_host, jobs, li
 def test_a_job_without_enough_gpus_runs_in_the_image_without_gpus(for_host, jobs, lines):
     assert for_host("a")(jobs["nccl-w2-g2-env"]).image == "cpu"
     assert lines == [
-        "nccl-w2-g2-env needs 2 GPUs, this host has 1: its tests will be skipped, in image cpu instead of cuda"
+        "nccl-w2-g2-env needs 2 GPUs, but this host has 1: its tests will be skipped, in image cpu instead of cuda"
     ]
 
 
 def test_a_job_without_enough_gpus_keeps_its_image_if_there_is_no_other(for_host, jobs, lines, matrix):
     del matrix.images["cpu"]
     assert for_host()(jobs["nccl-w1-g1-env"]).image == "cuda"
-    assert lines == ["nccl-w1-g1-env needs 1 GPU, this host has 0: its tests will be skipped"]
+    assert lines == ["nccl-w1-g1-env needs 1 GPU, but this host has 0: its tests will be skipped"]
 
 
 def test_the_image_is_not_mentioned_if_all_cells_share_it(for_host, jobs, lines, matrix):
     matrix.images["cpu"] = jobs["nccl-w1-g1-env"].image
     assert for_host()(jobs["nccl-w1-g1-env"]).image == "cuda"
-    assert lines == ["nccl-w1-g1-env needs 1 GPU, this host has 0: its tests will be skipped"]
+    assert lines == ["nccl-w1-g1-env needs 1 GPU, but this host has 0: its tests will be skipped"]
 
 
 def test_an_image_is_built_once_for_all_its_jobs(for_host, jobs, made):

@@ -157,7 +157,7 @@ def _no_match(expansion: Expansion, selection: Selection) -> UsageError:
     """The error for a selection that matches only dropped cells, with the rules that dropped them."""
     rules = [rule for rule, cells in expansion.dropped.items() if any(_matches(cell, selection) for cell in cells)]
     why = " ".join(_described(expansion, rule) for rule in rules)
-    remedy = "Select another cell (`allranks plan` lists them), or change that rule."
+    remedy = "Select another cell (`allranks plan` lists them), or change [[matrix.exclude]]."
     return UsageError(f"The matrix excludes {_in_words(selection)}.", why=why, remedy=remedy)
 
 

@@ -19,7 +19,7 @@ def suite_paths(table: Table, suite: Suite) -> tuple[tuple[Path, ...], tuple[Pat
     for pattern in suite.ignored:
         below = [path for path in _matches(table, "exclude", pattern) if _is_in(path, whole)]
         if not below:
-            what = f"{shown(str(pattern))} excludes nothing of the suite"
+            what = f"{shown(str(pattern))} excludes nothing from the suite"
             table.reject("exclude", what, "Correct it, or remove it.")
         excluded.update(below)
     left = tuple(path for path in paths if not _is_in(path, excluded))

@@ -51,7 +51,9 @@ def plugin_tables(names: Collection[str] | None = None) -> dict[str, type]:
             raise PluginError(msg, why=why, remedy="Repair or remove the package that adds it.") from error
         if not (isinstance(found[point.name], type) and is_dataclass(found[point.name])):
             msg = f"The declaration of the table [{point.name}] is not a dataclass ({point.value})."
-            raise PluginError(msg, remedy="See docs/extending.md: its fields are created by allranks.matrix.keys.key.")
+            raise PluginError(
+                msg, remedy="Make it a dataclass of allranks.matrix.keys.key fields: see docs/extending.md."
+            )
     return found
 
 

@@ -97,7 +97,7 @@ def read(path: Path) -> Table:
         if not isinstance(child := table.values.get(name, {}), dict):
             key = (*table.key, name)
             what = f"{_label(path)}:{line_of(table.lines, key)}: {dotted(key)} is not a table."
-            raise MatrixError(what, remedy=f"Write [{dotted(PYPROJECT_TABLE)}] above the matrix.")
+            raise MatrixError(what, remedy=f"Put the matrix below [{dotted(PYPROJECT_TABLE)}].")
         table = replace(table, key=(*table.key, name), values=child)
     size = len(PYPROJECT_TABLE)
     lines = {key[size:]: line for key, line in table.lines.items() if key[:size] == PYPROJECT_TABLE}

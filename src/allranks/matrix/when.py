@@ -143,7 +143,7 @@ def parse_condition(text: str) -> Condition:
     try:
         points = _compiled(tree, literals, DEEPEST_NESTING)
     except RecursionError:  # in ast.unparse of a deep expression
-        _reject(f"is nested more than {DEEPEST_NESTING} deep", "Split it into several rules.")
+        _reject(f"is nested more than {DEEPEST_NESTING} levels deep", "Split it into several rules.")
     named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return Condition(text, tuple(axis for axis in AXES if axis in named), tuple(literals), points)
 
@@ -187,7 +187,7 @@ def _syntax(text: str) -> ast.expr:
 def _compiled(node: ast.expr, literals: list[tuple[str, AxisValue]], depth_left: int) -> Evaluation:
     """Compile a node; append its literals to the list."""
     if depth_left == 0:
-        _reject(f"is nested more than {DEEPEST_NESTING} deep", "Split it into several rules.")
+        _reject(f"is nested more than {DEEPEST_NESTING} levels deep", "Split it into several rules.")
     match node:
         case ast.BoolOp(op=op, values=values):
             parts = [_compiled(value, literals, depth_left - 1) for value in values]

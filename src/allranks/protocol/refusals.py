@@ -17,7 +17,7 @@ _NO_TERMINAL: Final = (
     "cannot be used: ranks have no terminal, and the peers of a stopped rank would time out.",
     "Choose a rank to debug in your terminal: `allranks run CELL --suite SUITE --pdb-rank N`.",
 )
-_NO_TEST: Final = ("cannot be used: it runs no tests, and each would count as passed.", "Use --setup-show.")
+_NO_TEST: Final = ("cannot be used: it runs no tests, but all would count as passed.", "Use --setup-show.")
 
 REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
     {

@@ -182,7 +182,7 @@ def multi_gpu(n: int) -> SkipCode:
         ValueError: ``n`` is less than 1.
     """
     if n < 1:
-        msg = f"a test cannot need {n} GPUs: give a number from 1"
+        msg = f"a test cannot need {n} GPUs: give at least 1"
         raise ValueError(msg)
     return _MULTI_GPU[min(n, len(_MULTI_GPU)) - 1]
 

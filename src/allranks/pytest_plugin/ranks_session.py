@@ -206,7 +206,7 @@ class RanksSession:
             task = Task(0, runner.demand_of(job), 0.0)
             attempt = runner.prepare(task, job, WHOLE_JOB, runner.environment(task, job), undo)
             if attempt is None:
-                msg = f"The test session needs {self._ranks} GPUs, but other runs are using them."
+                msg = f"The test session needs {counted(self._ranks, 'free GPU')}, but other runs are using the GPUs."
                 raise AllranksError(
                     msg, remedy="Wait until they are free: `allranks doctor --gpus` shows who uses them."
                 )

@@ -21,7 +21,7 @@ REPORT_NAME: Final = "allranks"
 
 _MERGED: Final = re.compile(rf'(<\?xml[^>]*>\s*)?<testsuites name="{REPORT_NAME}"'.encode())
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
-_LEADS_OUT: Final = "{} points out of the results folder and was not read."
+_LEADS_OUT: Final = "{} points outside the results folder and was not read."
 _T = TypeVar("_T")
 
 
@@ -187,7 +187,7 @@ def rejection(path: Path) -> str:
     """Why a file is rejected, and what to do."""
     kind = special(path)
     why = f"{path.name} is {kind}, not a regular file, and was not read." if kind else _LEADS_OUT.format(path.name)
-    return f"{why}\nReplace it by the file itself."
+    return f"{why}\nReplace it with the file itself."
 
 
 def _without_duplicates(members: list[tuple[str, object]]) -> dict[str, object]:

@@ -338,7 +338,7 @@ class MergedRun:
             if suite.all_deselected:
                 yield f"{suite.name}: pytest's options deselected all of its tests ({suite.deselected})."
             if suite.is_empty_shard and suite.share:
-                yield f"{suite.name}: nothing to run, because all {suite.share.elsewhere} tests are in other shards."
+                yield f"{suite.name}: nothing to run, because all tests ({suite.share.elsewhere}) are in other shards."
             if self.planned is not None and suite.id not in self.planned and not suite.is_about_manifest:
                 yield f"{suite.name}: has results, but is not in the plan."
             for note in suite.notes:

@@ -142,7 +142,7 @@ class JUnitReader:
         self._reject_unexpected_text()
         checked(tag, self.tags[-1], attributes, self._allowed)
         if len(self.tags) > _DEEPEST:
-            msg = f"it has more than {_DEEPEST} elements within each other"
+            msg = f"its elements are nested more than {_DEEPEST} levels deep"
             raise UnknownError(msg)
         self.tags.append(tag)
 

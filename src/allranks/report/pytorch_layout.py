@@ -63,7 +63,7 @@ class PyTorchLayout:
         digest = blake2b(f"{suite.id}\n{file}".encode(), digest_size=_DIGEST).hexdigest()
         path = self.folder / _SOURCE / stem / f"{stem}-{digest}.xml"
         if leads_out(self._root, path.parent):
-            msg = f"{path.parent} points out of the results folder."
+            msg = f"{path.parent} points outside the results folder."
             raise ResultsError(msg, why="The PyTorch layout would be written there.", remedy="Remove the link.")
         path.parent.mkdir(parents=True, exist_ok=True)
         reject_foreign(path, is_merged_report)

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from allranks.agent.collect.selection import random_key
+from allranks.errors import counted
 from allranks.interruption import block_signals
 from allranks.matrix.model import Job
 from allranks.report.run_files import JobError
@@ -224,7 +225,7 @@ class Dispatcher:
     def _wait_for_gpus(self, task: Task) -> None:
         if not self._has_announced_wait:
             self._has_announced_wait = True
-            self._live.say(f"waiting for {task.demand.gpus} of {len(self._host.gpus)} GPUs: another run holds them")
+            self._live.say(f"waiting for another run to free {counted(task.demand.gpus, 'GPU')}")
         self._pool.wait_in_queue(self._jobs[task.number].id)
 
     def _check_deadline(self) -> None:
@@ -256,7 +257,8 @@ class Dispatcher:
         for task in too_large:
             self._waiting.remove(task)
             names = ", ".join(map(self._host.inventory.name_of, unhealthy))
-            what = f"It needs {task.demand.gpus} GPUs, but only {healthy} of this host are healthy. Unhealthy: {names}."
+            needed = counted(task.demand.gpus, "GPU")
+            what = f"It needs {needed}, but only {healthy} on this host can be used. Unhealthy: {names}."
             remedy = "Repair the GPU, then resume the run: allranks run --resume."
             why = JobError(kind="infrastructure", what=what, remedy=remedy)
             job = self._jobs[task.number]

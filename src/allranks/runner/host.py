@@ -137,7 +137,7 @@ class _EnvironmentCache:
         needed = gpus_here(job.cell, self.engine.nodes)
         if needed <= len(self.gpus) or self.engine.has_queue:
             return job.image
-        reason = f"{job.cell.id} needs {counted(needed, 'GPU')}, this host has {len(self.gpus)}"
+        reason = f"{job.cell.id} needs {counted(needed, 'GPU')}, but this host has {len(self.gpus)}"
         image = job.image
         with suppress(MatrixError):
             image = image_for(self.matrix, replace(job.cell, gpu_count=0))

@@ -58,7 +58,7 @@ _SEE_AGENT_LOGS = "See agent.log, agent-1.log and so on in the job's results fol
 _RESUME = "Run the remaining tests: allranks run --resume. To retry such jobs at once: --reruns 1."
 _NO_TEST_LIST = "The agent finished without a complete list of its tests."
 _ADD_PACKAGE = "Add the package to the cell's image, or to the interpreter of process.python."
-_SEE_GPU = "See agent.log there, and dmesg and nvidia-smi -q on its host. To run without this GPU: --gpus."
+_SEE_GPU = "See the job's agent.log, and dmesg and nvidia-smi -q on its host. To run without this GPU: --gpus."
 _OTHER_TORCH = (
     "Install that torch for the interpreter of process.python or in the job's container, or change the version "
     "in the matrix file (torch of [images.NAME], or of [matrix])."

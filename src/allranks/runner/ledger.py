@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from allranks.engines.agent_output import Damage
+from allranks.errors import counted
 from allranks.ownership import is_dead
 from allranks.protocol.config import share_of
-from allranks.protocol.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome, named_ranks
 from allranks.protocol.records import (
     JOURNAL,
     MOST_RANKS,
@@ -158,7 +159,7 @@ class Ledger:
             return
         self._record_budget -= 1
         if self._record_budget < 0:
-            _reject(f"reports more records than {len(self._collected)} tests can have.")
+            _reject(f"reports more records than {counted(len(self._collected), 'test')} can have.")
 
     def _add_tests(self, record: Collected | FullCollection) -> None:
         if self._has_collected:
@@ -176,7 +177,9 @@ class Ledger:
 
     def _check_digests(self, record: FullCollection) -> None:
         if len(record.digests) != len(record.tests):
-            _reject(f"names {len(record.tests)} tests and {len(record.digests)} digests in one record.")
+            _reject(
+                f"has {counted(len(record.digests), 'digest')} for {counted(len(record.tests), 'test')} in one record."
+            )
         self._digests += len(record.tests)
         if self._digests > MOST_TESTS:
             _reject(f"has collected more than {MOST_TESTS} tests.")
@@ -196,8 +199,8 @@ class Ledger:
 
     def _check_passed(self, record: Passed, node: int) -> None:
         if not len(record.ranks) == len(record.arrived) == len(record.seconds) == len(set(record.ranks)):
-            counts = f"{len(record.ranks)} ranks, {len(record.arrived)} times and {len(record.seconds)} durations"
-            _reject(f"reports {counts} for one end of {record.nodeid[:200]!r}.")
+            counts = f"ranks ({len(record.ranks)}), times ({len(record.arrived)}) and durations ({len(record.seconds)})"
+            _reject(f"reports mismatched {counts} for one end of {record.nodeid[:200]!r}.")
         self._check_test(record.nodeid, "reports an outcome of", node)
         self._check_ranks(record.nodeid, record.ranks, record.world_size, node)
 
@@ -212,16 +215,16 @@ class Ledger:
         if known is None:
             self._add_world_size(nodeid, world_size)
         elif known != world_size:
-            _reject(f"reports {world_size} ranks for {nodeid[:200]!r}, but {known} before.")
+            _reject(f"reports a world size of {world_size} for {nodeid[:200]!r}, but {known} before.")
         own = share_of(node, total=world_size, nodes=self._nodes) if node else range(world_size)
         for rank in ranks:
             if rank not in own:
-                owner = f"node {node}, which has the ranks {own.start} to {own.stop - 1} of" if node else "a world of"
-                _reject(f"reports an outcome of rank {rank} in {nodeid[:200]!r}, in {owner} {world_size} ranks.")
+                has = f"node {node} only has {named_ranks(own)}" if node else f"the world size is {world_size}"
+                _reject(f"reports an outcome of rank {rank} in {nodeid[:200]!r}, but {has}.")
 
     def _add_world_size(self, nodeid: str, world_size: int) -> None:
         if not 0 < world_size <= MOST_RANKS:
-            _reject(f"reports {world_size} ranks for {nodeid[:200]!r}; 1 to {MOST_RANKS} are valid.")
+            _reject(f"reports a world size of {world_size} for {nodeid[:200]!r}; 1 to {MOST_RANKS} are valid.")
         self._world_sizes[nodeid] = world_size
         extra = max(0, world_size - self._world_size)
         self._extra_ranks += extra

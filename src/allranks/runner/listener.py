@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from allranks.colors import Paint, without_color
 from allranks.engines.base import JobSpec, Placement
+from allranks.errors import counted
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Printed, RankEnded, Record, Repeated, TestSlow
 from allranks.protocol.xml_text import clipped, readable
@@ -179,7 +180,7 @@ def request_lines(spec: JobSpec) -> Iterator[str]:
     yield f"{spec.job_id}: attempt {spec.attempt} of run {spec.run_id}, seed {agent.seed}"
     yield f"    {'image' if spec.image else 'python'}: {spec.image or spec.python}"
     yield f"    pytest: {' '.join((*agent.paths, *agent.pytest_args))}"
-    nodes = f"{agent.nodes} node{'s' * (agent.nodes != 1)}"
+    nodes = counted(agent.nodes, "node")
     yield f"    ranks: {agent.world_size} on {nodes}, backend {agent.backend}, init method {agent.init_method}"
     if spec.gpus:
         yield f"    GPUs: {', '.join(spec.gpus)} ({spec.passthrough.driver})"
@@ -188,7 +189,7 @@ def request_lines(spec: JobSpec) -> Iterator[str]:
     limits = agent.limits
     yield f"    limits: {limits.test:g} s per test, {limits.job:g} s per job, {limits.process_group:g} s per collective"
     memory, shm = resources.memory_bytes >> 20, resources.shm_bytes >> 20
-    yield f"    resources: {resources.cpus} CPUs, {memory} MiB, {shm} MiB in /dev/shm"
+    yield f"    resources: {counted(resources.cpus, 'CPU')}, {memory} MiB, {shm} MiB in /dev/shm"
 
 
 def evidence_lines(ended: RankEnded) -> Iterator[str]:
@@ -198,7 +199,7 @@ def evidence_lines(ended: RankEnded) -> Iterator[str]:
         if lines and title:
             yield f"    [rank {ended.rank}] captured {title}:"
         if len(lines) > _EVIDENCE_LINES:
-            yield f"    [rank {ended.rank}] … {len(lines) - _EVIDENCE_LINES} lines above"
+            yield f"    [rank {ended.rank}] … {counted(len(lines) - _EVIDENCE_LINES, 'line')} above"
         yield from (f"    [rank {ended.rank}] {line}" for line in lines[-_EVIDENCE_LINES:])
 
 

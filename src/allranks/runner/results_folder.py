@@ -300,7 +300,7 @@ class JobTakenError(UsageError):
 def _taken_error(job_id: str, run_id: str, how: str) -> JobTakenError:
     return JobTakenError(
         f"{job_id} of the run {run_id} {how}.",
-        why="Only one process may run a job: attempts of two would look like retries.",
+        why="Only one process may run a job: attempts by two would look like retries.",
         remedy=f"Resume that run when it has ended (--resume, --lf), or start another one: unset or change "
         f"{RUN_ID_VARIABLE}.",
     )

@@ -15,7 +15,7 @@ from allranks.engines import AUTO
 from allranks.engines.base import Engine
 from allranks.engines.gpus import GpuMode, Inventory, chosen_inventory
 from allranks.engines.registry import choose_engine, engine_class, engines_here
-from allranks.errors import AllranksError, DeviceError, EngineError, ExitCode, UsageError
+from allranks.errors import AllranksError, DeviceError, EngineError, ExitCode, UsageError, counted
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import DURATIONS_FILE, Job
@@ -136,7 +136,7 @@ def _reject_missing_gpus(inventory: Inventory, planned: int) -> None:
     """Reject a machine that lacks planned GPUs: jobs would skip all their tests, and no other machine runs these."""
     found = len(inventory.gpus)
     if found < planned:
-        what = f"The plan has a job with {planned} GPUs for this machine, but allranks finds {found}."
+        what = f"The plan has a job with {counted(planned, 'GPU')} for this machine, but allranks finds {found}."
         why = "All of its tests would be skipped unnoticed."
         remedy = "Run `allranks doctor` on this machine, or correct `gpus` in its [[runners]] entry of the matrix file."
         raise DeviceError(what, why=why, remedy=remedy)
@@ -157,9 +157,10 @@ def _reject_uneven_gpus(engine: Engine, jobs: Iterable[Job]) -> None:
     for job in jobs:
         gpus, nodes = job.cell.gpu_count, job.cell.nodes
         if gpus % nodes:
-            what = f"{job.cell.id} has {gpus} GPUs on {nodes} nodes, but {engine.name} gives each node the same number."
+            what = f"{job.cell.id} needs {counted(gpus, 'GPU')} on {nodes} nodes."
+            why = f"The engine {engine.name} gives each node the same number."
             remedy = f'Exclude it in the matrix file: when = "gpu_count == {gpus} and nodes == {nodes}".'
-            raise UsageError(what, remedy=remedy)
+            raise UsageError(what, why=why, remedy=remedy)
 
 
 def _clean_up_killed_run() -> None:

@@ -614,7 +614,7 @@ def wait_until_pending_futures_and_users_flushed(timeout: float = 20.0) -> None:
     if wait_until(lambda: pending_references() == (0, 0), timeout):
         return
     futures, users = pending_references()
-    msg = f"{futures} pending futures and {users} pending users were not flushed within {timeout:g} s"
+    msg = f"pending futures ({futures}) and users ({users}) were not flushed within {timeout:g} s"
     raise TimeoutError(msg)
 
 
@@ -642,8 +642,8 @@ def wait_until_owners_and_forks_on_rank(num_owners: int, num_forks: int, rank: i
     while (counted := _count_on(rank, deadline)) != expected:
         if time.monotonic() >= deadline:
             msg = (
-                f"{worker_name(rank)} had {counted.owners} owners and {counted.forks} forks after {timeout:g} s, "
-                f"instead of {num_owners} and {num_forks}"
+                f"{worker_name(rank)} had ({counted.owners}, {counted.forks}) owners and forks after {timeout:g} s, "
+                f"instead of ({num_owners}, {num_forks})"
             )
             raise TimeoutError(msg)
         time.sleep(_PAUSE)
@@ -767,5 +767,5 @@ def _describe_references() -> str:
     futures, users = pending_references()
     if not (owners or forks or futures or users):
         return ""
-    pending = f", and has {futures} pending futures and {users} pending users" if futures or users else ""
-    return f"owns {owners} objects with {forks} references{pending}"
+    pending = f", pending futures: {futures}, pending users: {users}" if futures or users else ""
+    return f"(objects: {owners}, references: {forks}{pending})"

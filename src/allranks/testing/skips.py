@@ -153,7 +153,7 @@ def require_exact_world_size(n: int) -> Requirement:
         minimum.check()
         world_size = RankEnvironment.read().world_size
         if world_size > n:
-            skip(SkipCode.GENERIC, f"the test needs exactly {n} ranks, and the world size is {world_size}")
+            skip(SkipCode.GENERIC, f"the test needs a world size of {n}, not {world_size}")
 
     return Requirement(check)
 
@@ -161,7 +161,7 @@ def require_exact_world_size(n: int) -> Requirement:
 def _check_even_world_size() -> None:
     world_size = RankEnvironment.read().world_size
     if world_size % 2:
-        skip(SkipCode.ODD_WORLD_SIZE, f"{world_size} ranks")
+        skip(SkipCode.ODD_WORLD_SIZE, f"world size {world_size}")
 
 
 skip_if_odd_world_size = Requirement(_check_even_world_size)

@@ -25,7 +25,7 @@ def wait(bench: Bench) -> str:
         holder, waiter = (first, second) if began["run"] == "first" else (second, first)
         with bench.command("leases", ["doctor", "--gpus"], bench.folder) as leases:
             output = leases.wait().output
-        waiter.wait_until(lambda: "another run holds them" in waiter.output, "the line that says for what it waits")
+        waiter.wait_until(lambda: "waiting for another run" in waiter.output, "the line that says for what it waits")
         bench.check(f"of run {began['run']} " in output, f"`allranks doctor --gpus` does not name the holder: {output}")
         bench.check(not notes.read(bench.notes, "ended"), "the holder has ended before it was to")
         go.touch()

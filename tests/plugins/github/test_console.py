@@ -129,7 +129,7 @@ def test_failures_are_annotations_as_many_as_are_shown(merged, lines, commands, 
     assert len(found) == shown_count
     assert all(line.startswith("::error title=") and "\n" not in line for line in found)
     if count > shown_count:
-        assert found[-1] == "::error title=allranks::16 more are in the report"
+        assert found[-1] == "::error title=allranks::16 more failures in the report"
 
 
 def test_an_annotation_names_the_file_and_ends_nowhere_early():

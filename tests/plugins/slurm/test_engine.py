@@ -322,7 +322,7 @@ def test_a_job_of_part_of_the_tests_is_not_taken_for_the_whole(engine, spec, clu
 def test_the_folder_of_another_job_stays(engine, spec, tmp_path):
     folder = tmp_path / "spool" / job_name(spec)
     folder.mkdir(parents=True)
-    with pytest.raises(EngineError, match="could not be made"), engine.start(spec):
+    with pytest.raises(EngineError, match="could not be created"), engine.start(spec):
         pass
     assert folder.exists()
 

@@ -58,14 +58,14 @@ def test_a_rate_that_is_known_is_not_repeated_further(bisect):
 def test_a_test_that_never_fails_is_no_answer(bisect):
     code, out, _, runs = bisect(lambda _: 0.0, "--most", "100", "--confidence", "95")
     assert code == ExitCode.TESTS_FAILED
-    assert "never failed in 100 repetitions in each of 3 cells: a rate of 3 % or more would have shown" in out
+    assert "never failed in 100 repetitions per cell: a rate of 3 % or more would have shown" in out
     assert sum(runs.counts) == 100
 
 
 def test_a_test_that_fails_everywhere_follows_no_axis(bisect):
     code, out, _, _ = bisect(lambda _: 1.0)
     assert code == ExitCode.TESTS_FAILED
-    assert "fails 60 of 60 times over all 3 cells: no axis decides" in out
+    assert "fails 60 of 60 times in 3 cells: no axis decides" in out
 
 
 def test_a_cell_that_cannot_run_it_is_named_and_left_out(bisect):

@@ -59,7 +59,7 @@ def test_a_rate_that_is_higher_and_not_zero_elsewhere_is_said_so():
 def test_rates_that_are_alike_follow_no_axis():
     found = rates(lambda cell: (6, 10) if cell["init_method"] == "tcp" else (5, 10))
     assert deciding_axes(found, 0.99) == []
-    assert verdict_text([], found) == "fails 44 of 80 times over all 8 cells: no axis decides"
+    assert verdict_text([], found) == "fails 44 of 80 times in 8 cells: no axis decides"
     assert deciding_axes([], 0.99) == []
 
 

@@ -54,7 +54,7 @@ def test_a_rank_that_the_job_cannot_have_is_an_error_that_says_so(run_folder):
     merged = judged(run_folder)
     outside = only_suite(merged).tests[0]
     assert outside.name == "rank 7"
-    assert "rank-7.xml belongs to rank 7, but this job has 2 rank(s), from 0 to 1." in outside.verdict.message
+    assert "rank-7.xml belongs to rank 7, but this job's highest rank is 1." in outside.verdict.message
     assert code(merged) is ExitCode.UNACCOUNTED
 
 
@@ -334,7 +334,7 @@ def test_a_record_of_another_world_size_than_the_cell_is_an_error(run_folder):
     run_folder.manifest(JOB)
     run_folder.both(JOB, {A: "passed"}, world_size=1)
     trouble = only_suite(judged(run_folder)).tests[0]
-    assert trouble.verdict.message == "job.json states 1 rank(s), but the cell states 2 rank(s)."
+    assert trouble.verdict.message == "job.json states 1 rank, but the cell states 2 ranks."
     assert code(judged(run_folder)) is ExitCode.UNACCOUNTED
 
 

@@ -138,7 +138,7 @@ def test_a_shard_without_tests_is_no_error_and_is_said(run_folder):
     run_folder.both(TWO, {}, share=share(2))
     merged, code = judged(run_folder)
     assert suites_of(merged)[1].tests == ()
-    assert merged.notes == (f"{CELL} / rpc@2of2: nothing to run, because all 1 tests are in other shards.",)
+    assert merged.notes == (f"{CELL} / rpc@2of2: nothing to run, because all tests (1) are in other shards.",)
     assert code is ExitCode.OK
 
 

@@ -241,7 +241,7 @@ def test_only_the_first_of_many_failures_have_texts(
     monkeypatch.setattr(case_list, "MOST_DETAILS", 10)
     path = write_page(tmp_path, [job("c", "s", [failed(f"t{number}") for number in range(50)])])
     assert sum(len(chunk) for chunk in unpacked(path)["chunks"]) == 10
-    assert "40 failures are listed without their texts. junit.xml" in path.read_text()
+    assert "No text is shown for 40 failures. junit.xml" in path.read_text()
 
 
 def test_names_beyond_what_memory_has_room_for_are_counted(
@@ -264,7 +264,7 @@ def test_texts_give_way_before_failures_do(tmp_path: Path, unpacked: Unpacked, m
     assert sum(letter == "F" for _, _, letter, _ in rows(carried)) == 300
     cut = 300 - sum(len(chunk) for chunk in carried["chunks"])
     assert cut > 0
-    assert f"{cut} failures are listed without their texts. junit.xml" in path.read_text()
+    assert f"No text is shown for {cut} failures. junit.xml" in path.read_text()
 
 
 def test_a_flaky_pass_is_no_evidence_for_an_axis(tmp_path: Path, unpacked: Unpacked) -> None:

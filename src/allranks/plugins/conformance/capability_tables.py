@@ -100,7 +100,7 @@ def _text(backend: str, table: CapabilityTable) -> Iterator[str]:
         yield f"{cell.state.value}: {_clean(key.name)} (in {where}): {_clean(first.message)}"
         yield f"    {_clean(first.nodeid)}"
     if len(bad) > _SHOWN:
-        yield f"and {len(bad) - _SHOWN} more entries, in {NAME}.json"
+        yield f"and {len(bad) - _SHOWN} more, in {NAME}.json"
 
 
 def _line(label: str, cells: Sequence[str], width: int, widths: Sequence[int]) -> str:

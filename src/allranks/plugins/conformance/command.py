@@ -118,9 +118,9 @@ def run(options: Options) -> ExitCode:
     if options.compare:
         earlier = _read(options.compare)  # so that an error appears before the run
         if not earlier.get(options.backend):
-            msg = f"{options.compare} has no table of {options.backend} to compare with."
-            remedy = "Name a table of this backend."
-            raise UsageError(msg, why=f"It has {', '.join(earlier) or 'no tables'}.", remedy=remedy)
+            msg = f"{options.compare} has no table of {options.backend}."
+            remedy = "Name a conformance.json of this backend."
+            raise UsageError(msg, why=f"Its tables: {', '.join(earlier) or 'none'}.", remedy=remedy)
     options = replace(options, pytest_args=(*options.own_pytest_args, *options.pytest_args))
     if options.engine == AUTO and (options.python or installed_torch()[0]) and not options.image:
         options = replace(options, engine="process")  # the backend was most likely built for this interpreter

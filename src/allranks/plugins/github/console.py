@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TextIO
 
-from allranks.errors import AllranksError
+from allranks.errors import AllranksError, counted
 from allranks.plugins.github.command_errors import publish
 from allranks.plugins.github.workflow_commands import Commands, commands_disabled, error_command, escaped, set_reason
 from allranks.protocol.records import Printed, RankEnded
@@ -79,7 +79,7 @@ class ActionsConsole:
         for failure in shown:
             self.commands.issue(annotation(failure, merged.manifest.folder if merged.manifest else ""))
         if more := left_out(merged, shown):
-            self.commands.issue(error_command(f"{more} more are in the report", title="allranks"))
+            self.commands.issue(error_command(f"{counted(more, 'more failure')} in the report", title="allranks"))
 
 
 _KEPT: Final = 2000

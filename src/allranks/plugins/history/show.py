@@ -32,7 +32,7 @@ class Options(CommandOptions):
 
     file: Path = option("FILE", "what to read", "junit.xml, or the folder that has it", type=Path)
     failed: bool = flag("--failed", _SHOW, "only tests that failed; with --rank, on that rank")
-    rank: int | None = option("--rank N", _SHOW, "the outcomes of this rank, of its tests only", type=whole())
+    rank: int | None = option("--rank N", _SHOW, "only this rank's outcomes, and only of its tests", type=whole())
     json: bool = json_option(_SHOW)
 
 

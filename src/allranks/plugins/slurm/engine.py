@@ -73,7 +73,7 @@ class SlurmEngine(Engine):
         missing = [command for command in _COMMANDS if shutil.which(command) is None]
         if missing:
             msg = "This host is not part of a SLURM cluster."
-            remedy = "Run it on a host that can submit jobs."
+            remedy = "Run allranks on a host that can submit jobs."
             raise EngineAbsentError(msg, why=f"There is no {missing[0]} here.", remedy=remedy)
         return cls(slurm_settings())
 
@@ -308,4 +308,4 @@ def _check_spool(folder: Path) -> Finding:
     free = shutil.disk_usage(present).free >> 30
     if not os.access(present, os.W_OK):
         return Finding("spool", f"{folder} is not writable", "Set another folder: [slurm] spool.")
-    return Finding("spool", f"{free} GiB are free in {folder}, which all nodes must see", "")
+    return Finding("spool", f"{free} GiB free in {folder}, which all nodes must see", "")

@@ -260,7 +260,7 @@ def _wait_for_members(node: LaunchedNode, members: list[Member | None], limit: f
     while missing := [rank for rank, member in enumerate(members) if member is None]:
         if time.monotonic() > deadline:
             ranks = ", ".join(map(str, missing[:12])) + (" …" if len(missing) > 12 else "")
-            msg = f"Of {len(members)} processes of the launcher, some left no file in {folder}: {ranks}."
+            msg = f"{len(missing)} of {len(members)} processes of the launcher left no file in {folder}: {ranks}."
             raise EngineError(msg, why=f"Process 0 waited for {limit:g} s (limits.assembly).", remedy=SHARE_REMEDY)
         for rank in missing:
             members[rank] = read_file(member_path(folder, rank), Member)

@@ -217,7 +217,7 @@ _REFUSED: Final = "Check [slurm] in the matrix file and in your own file, and th
 
 def _answer(command: Sequence[str], what: str, environment: Mapping[str, str] | None = None) -> str:
     """The output of a command of SLURM; `what` is the message of the error if it fails."""
-    remedy = "Check that SLURM answers: sinfo; and run allranks doctor."
+    remedy = "Check that SLURM answers: run `sinfo` and `allranks doctor`."
     try:
         done = _run(command, environment if environment is not None else without_slurm_variables(os.environ))
     except subprocess.TimeoutExpired as error:

@@ -87,7 +87,7 @@ def make_folder(folder: Path, spec: JobSpec, order: NodeOrder, texts: Mapping[st
             remove_tree(folder)
             raise
     except OSError as error:
-        msg = f"A folder for {spec.job_id} could not be made in {folder.parent}."
+        msg = f"A folder for {spec.job_id} could not be created in {folder.parent}."
         remedy = "Free some space there, or set another shared folder: [slurm] spool, or --results with --inside."
         raise EngineError(msg, why=str(error), remedy=remedy) from error
 

@@ -12,7 +12,7 @@ from allranks.cli.parser import option, whole
 from allranks.cli.printing import say, say_json, warn
 from allranks.cli.run import check_pytest_args, results_of
 from allranks.cli.selection import read_request, selected_jobs
-from allranks.errors import EngineError, ExitCode, UsageError
+from allranks.errors import EngineError, ExitCode, UsageError, counted
 from allranks.plugins.stress.command import RepeatOptions
 from allranks.plugins.stress.hooks import BISECT_CODES
 from allranks.plugins.stress.repeated_cells import JobTally, Repeater, jobs_of_one_suite, max_rounds, repeat_until
@@ -48,7 +48,7 @@ class Options(RepeatOptions):
     git: str | None = option(
         "--git GOOD..BAD",
         _GOAL,
-        "find the commit of this repository after which the test fails (default: the axis that decides)",
+        "find the commit at which the test starts to fail (default: the axis that decides)",
     )
     confidence: float = option(
         "--confidence PERCENT",
@@ -141,7 +141,7 @@ def _answer(tallies: Sequence[JobTally], found: "Sequence[DecidingAxis]", option
         code, least = ExitCode.TESTS_FAILED, min(tally.runs for tally in ran)
         bound = 100 * unseen_rate(least, 1 - options.confidence)
         answer = (
-            f"never failed in {least:,} repetitions in each of {len(ran)} cells: a rate of {bound:.2g} % or more would "
+            f"never failed in {counted(least, 'repetition')} per cell: a rate of {bound:.2g} % or more would "
             f"have shown, confidence {100 * options.confidence:g} %"
         )
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.cli.printing import say, say_json, warn
-from allranks.errors import EngineError, ExitCode, UsageError
+from allranks.errors import EngineError, ExitCode, UsageError, counted
 from allranks.interruption import interruptible
 from allranks.matrix.model import Job, Matrix
 from allranks.plugins.stress.commit_search import suspects
@@ -63,7 +63,7 @@ class Commits:
             msg = f"The test could not be run at {where}."
             raise kind(msg, why=f"{found.why}.")
         bound = 100 * unseen_rate(found.runs, 1 - self.repeater.options.confidence)
-        msg = f"The test never failed at {where}, in {found.runs:,} repetitions."
+        msg = f"The test never failed at {where}, in {counted(found.runs, 'repetition')}."
         remedy = "Repeat it more often (--most), delay ranks (--skew heavy), or name a commit at which it fails."
         raise UsageError(msg, why=f"A rate of {bound:.2g} % or more would have shown.", remedy=remedy)
 

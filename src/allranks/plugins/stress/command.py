@@ -44,7 +44,7 @@ def _skew(text: str) -> str:
 def _duration(text: str) -> float:
     if seconds := _time(text):
         return seconds
-    msg = f"{text!r} is not a duration"
+    msg = f"{text!r} is not a duration: write 90, 90s, 10m or 2h"
     raise argparse.ArgumentTypeError(msg)
 
 
@@ -92,7 +92,7 @@ class Options(RepeatOptions):
     replay: int | None = option(
         "--replay SEED",
         _ENDS,
-        f"use this seed of a repetition each time; {_REPLAYS} times without --count",
+        f"give each repetition this seed ({_REPLAYS} times without --count)",
         type=whole(0, _LAST_SEED),
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from allranks.errors import counted
 from allranks.matrix.axes import AxisValue
 from allranks.protocol.rates import log_chance, percent
 from allranks.report.axis_correlation import predicates
@@ -107,7 +108,7 @@ def verdict_text(found: Sequence[DecidingAxis], rates: Sequence[CellRate]) -> st
     """
     if not found:
         bad, runs = _totals(rates)
-        return f"fails {bad:,} of {runs:,} times over all {len(rates)} cells: no axis decides"
+        return f"fails {bad:,} of {runs:,} times in {counted(len(rates), 'cell')}: no axis decides"
     clauses = [_clause(axis) for axis in found]
     names = [" or ".join((axis.axis, *axis.also)) for axis in found]
     verb = "decide" if len(names) > 1 or found[0].also else "decides"

@@ -18,6 +18,7 @@ from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.command import with_gangs, with_time_limits
+from allranks.protocol.outcomes import named
 from allranks.runner.results_folder import new_run_id
 
 if TYPE_CHECKING:
@@ -128,8 +129,7 @@ def _output_stream(options: "Options") -> TextIO:
 def _add(tally: JobTally, tests: Sequence[Mapping[str, Any]]) -> None:
     repeated = [test for test in tests if "repetitions" in test]
     if len(repeated) > 1:
-        names = ", ".join(test["nodeid"] for test in repeated[:3])
-        msg = f"{len(repeated)} tests are selected: {names}{' and others' if len(repeated) > 3 else ''}."
+        msg = f"{len(repeated)} tests are selected: {named([test['nodeid'] for test in repeated])}."
         raise UsageError(msg, why="They may fail for different reasons.", remedy="Name one: tests/test_x.py::test_y")
     for test in repeated:
         if test.get("executed"):

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import Final, NamedTuple
 
-from allranks.errors import ExitCode
+from allranks.errors import ExitCode, counted
 from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import named, numbers
 from allranks.protocol.records import JOURNAL
@@ -258,7 +258,7 @@ def _world_size_errors(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[
     for source, size in stated_sizes(attempt, files).items():
         sources.setdefault(size, source)
     if len(sources) > 1:
-        statements = ", but ".join(f"{source} states {size} rank(s)" for size, source in sources.items())
+        statements = ", but ".join(f"{source} states {counted(size, 'rank')}" for size, source in sources.items())
         yield job_error("job", f"{statements}.\nMerge only files of one job and one run.", ExitCode.UNACCOUNTED)
 
 
@@ -273,8 +273,8 @@ def _rank_errors(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVe
             continue
         if not (file.world_sizes and min(file.world_sizes) > file.rank):
             text = (
-                f"{file.path.name} belongs to rank {file.rank}, but this job has {len(expected)} rank(s), "
-                f"from {expected.start} to {expected.stop - 1}.\nMove it to the job that it belongs to."
+                f"{file.path.name} belongs to rank {file.rank}, but this job's highest rank is {expected.stop - 1}.\n"
+                "Move it to the job that it belongs to."
             )
             yield job_error(f"rank {file.rank}", text, ExitCode.UNACCOUNTED)
     present = {file.rank for file in (*attempt.files, *attempt.rejected)}

@@ -53,7 +53,7 @@ class BaselineCheck:
         if key in self._explained or not _is_whole(job, executed) or sum(executed.values()) >= expected:
             return job
         text = (
-            f"Only {sum(executed.values())} of the {expected} tests in the baseline executed.\n"
+            f"Fewer tests executed than in the baseline: {sum(executed.values())} instead of {expected}.\n"
             "The others were skipped, or no longer exist.\n"
             "Find out why; if it is intended, update the baseline: allranks report FOLDER --update-baseline FILE"
         )

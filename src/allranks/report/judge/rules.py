@@ -57,7 +57,7 @@ rules are in the sibling modules: ``accounting`` and ``judging`` (6 to 8), ``att
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from allranks.errors import ExitCode
+from allranks.errors import ExitCode, counted
 from allranks.protocol.grouping import by_key
 from allranks.protocol.outcomes import Outcome, SkipKind, disagree, may_disagree, named_ranks
 from allranks.protocol.skip_codes import gpus_needed
@@ -292,7 +292,7 @@ def _skipped_despite_hardware(ranks: Sequence[RankResult], wrong: RankResult, po
         exit_code=ExitCode.TESTS_FAILED,
         leading=wrong.rank,
         message=f"coverage was lost: rank {wrong.rank} skipped because of missing hardware, although the cell has "
-        f"{policy.gpus} GPU(s) on one node: {wrong.message}",
+        f"{counted(policy.gpus, 'GPU')} on one node: {wrong.message}",
         text=_text(ranks, None),
         executed=_executed(ranks),
         skip_kind=wrong.skip_kind,

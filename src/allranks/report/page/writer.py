@@ -4,6 +4,7 @@ import heapq
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from allranks.errors import counted
 from allranks.protocol.xml_text import cut, first_line, readable
 from allranks.report.axis_correlation import Blame, Evidence
 from allranks.report.failure_groups import OTHERS, Failure, GroupKey, message_of
@@ -160,7 +161,7 @@ class PageWriter:
         counts = [f"{count:,} {status.word_for(count)}" for status in Status if (count := self._index.left_out[status])]
         omitted = [f"Not listed: {'; '.join(counts)}"] if counts else []
         if self._details.left_out:
-            omitted.append(f"{self._details.left_out:,} failures are listed without their texts")
+            omitted.append(f"No text is shown for {counted(self._details.left_out, 'failure')}")
         return f"{'. '.join(omitted)}. {merged.junit.name}, next to this page, has all of them." if omitted else ""
 
 

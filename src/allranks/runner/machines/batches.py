@@ -162,7 +162,7 @@ def _check_time_limit(group: BatchGroup, longest: Job) -> None:
         why = (
             f"Its limit is {group.longest_limit:g} s; starting, installing and stopping raise that to {needed} minutes."
         )
-        raise UsageError(what, why=why, remedy="Lower limits.job, or send the cell to machines with more minutes.")
+        raise UsageError(what, why=why, remedy="Lower limits.job. GitHub's machines allow 360 minutes, and yours 7200.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import allranks
-from allranks.errors import UsageError, did_you_mean, listed
+from allranks.errors import UsageError, counted, did_you_mean, listed
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan as plan_jobs
 from allranks.matrix.model import Job, Matrix, Suite
@@ -185,7 +185,7 @@ def find_batch(file: PlanFile, text: str) -> PlannedBatch:
     """The batch that a text names: its slug alone, or ``SLUG@DIGEST`` with the digest of the plan."""
     slug, at, plan_digest = text.partition("@")
     batches = {batch.slug: batch for batch in file.plan.batches}
-    contents = f"{len(file.manifest.jobs)} jobs in {len(batches)} batches"
+    contents = f"{counted(len(file.manifest.jobs), 'job')} in {counted(len(batches), 'batch', 'batches')}"
     if at and plan_digest != file.plan.digest:
         plan = file.manifest
         what = f"The batch {slug} belongs to the plan {plan_digest}, but {file.path} is the plan {file.plan.digest}."
@@ -231,7 +231,7 @@ class PlanPart:
             raise UsageError(msg, remedy=f"Unset {RUN_ID_VARIABLE}: the plan determines the run.")
         if pytest_args and tuple(pytest_args) != self.file.pytest_args:
             msg = f"{path} has other arguments for pytest: {shlex.join(self.file.pytest_args) or 'none'}."
-            raise UsageError(msg, remedy="Pass them to `allranks plan`, not to the runs of its batches.")
+            raise UsageError(msg, remedy="Pass arguments to `allranks plan`, not to the runs of its batches.")
 
 
 def load_part(expansion: Expansion, plan_file: Path, batch_text: str) -> PlanPart:

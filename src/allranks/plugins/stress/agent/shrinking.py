@@ -177,7 +177,7 @@ def sentence(shrunk: Shrunk, locations: Mapping[str, str]) -> str:
         locations: The locations of delays, by their text; for other delays, the number of the call is given.
     """
     if not shrunk.bad:
-        return f"the delays of its most frequent failure did not reproduce it in {shrunk.runs} repetitions"
+        return f"the delays of its most frequent failure did not reproduce it: 0 of {shrunk.runs} failed"
     without = f"{shrunk.bad_without} of {shrunk.runs_without} without"
     if not shrunk.delays:
         return f"fails {shrunk.bad} of {shrunk.runs} times with the delays of its most frequent failure, {without}"

@@ -184,7 +184,8 @@ def parse_delays(skew: str) -> tuple[Delay, ...]:
     """
     found = [] if skew == OFF else [(text, _DELAY.fullmatch(text)) for text in skew.split(",")]
     if wrong := [text for text, match in found if match is None]:
-        msg = f"{wrong[0]!r} is not a delay: write RANK:before:CALL:40ms, or after, joining, {', '.join(OUTSIDE)}"
+        kinds = ", ".join(("before", "after", JOINING, *OUTSIDE))
+        msg = f"{wrong[0]!r} is not a delay: write RANK:KIND:CALL:40ms, KIND being one of {kinds}"
         raise ValueError(msg)
     return tuple(
         Delay(

@@ -245,7 +245,7 @@ class Repetitions:
                 for record in () if test.is_lost else _summary_records(nodeid, test):
                     self._journal.write(record)
             if self._is_over and (left := tuple(nodeid for nodeid, test in self._tests.items() if not test.begun)):
-                why = "-x or --maxfail" if self._has_stopped else "the end of the time for repetitions"
+                why = "-x or --maxfail" if self._has_stopped else "--duration"
                 self._journal.write(NotRun(tests=left, reason=why))
 
     def _report_tally(self, nodeid: str) -> None:
