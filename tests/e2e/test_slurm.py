@@ -300,7 +300,7 @@ def test_a_spool_that_is_full_is_named(start_slurm_cluster, tmp_path):
 def test_gpus_that_do_not_divide_evenly_are_refused(repository):
     status, output = repository.run("gloo-w2-g3-env-n2")
     assert status == 2, output
-    assert "has 3 GPUs on 2 nodes" in output
+    assert "needs 3 GPUs on 2 nodes" in output
 
 
 @acceptance

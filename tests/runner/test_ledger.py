@@ -136,7 +136,7 @@ def test_printed_output_does_not_count_as_records(monkeypatch):
         ("MOST_TESTS", [Collected(tests=("a", "b"), is_last=False), COLLECTED], "more than 2 tests"),
         ("MOST_TESTS", [FullCollection(tests=("a",), digests=("",))] * 3, "more than 2 tests"),
         ("TESTS_IN_ONE", [FullCollection(tests=("a", "b", "c"), digests=("", "", ""))], "names 3 tests in one record"),
-        ("TESTS_IN_ONE", [FullCollection(tests=("a", "b"), digests=("",))], "names 2 tests and 1 digests"),
+        ("TESTS_IN_ONE", [FullCollection(tests=("a", "b"), digests=("",))], "has 1 digest for 2 tests"),
         ("TESTS_IN_ONE", [Collected(tests=("a", "b", "c"))], "names 3 tests in one record"),
         ("MOST_EXTRA_RANKS", [COLLECTED, failed("t", 4)], "reports tests with 3 more ranks than the job"),
     ],
