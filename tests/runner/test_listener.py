@@ -227,7 +227,7 @@ def test_a_log_has_the_failure_rate_after_ten_seconds_and_then_less_often(live, 
         before = len(lines)
         live.report_progress()
         seen += [now[0]] * (len(lines) - before)
-    assert lines[0] == f"{job_id}: 1,500 runs, 3 failed (0.2 %)"
+    assert lines[0] == f"{job_id}: 3 of 1,500 runs failed (0.2 %)"
     assert seen[:5] == [10, 20, 30, 40, 50]
     assert seen[-1] - seen[-2] > 30
 

@@ -53,7 +53,7 @@ def test_a_test_that_runs_again_counts_by_its_last_run():
 def test_a_repeated_test_has_a_rate_instead_of_a_duration():
     record = Repeated(nodeid="t", tally=RepetitionTally(runs=10), runs=1500, bad=1480)
     assert counted(TestStarted(nodeid="t"), record).running == {}
-    assert format_rate(record) == "1,500 runs, 1,480 failed (98.7 %)"
+    assert format_rate(record) == "1,480 of 1,500 runs failed (98.7 %)"
 
 
 def test_an_ended_job_keeps_only_counts():

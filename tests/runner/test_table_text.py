@@ -92,7 +92,7 @@ def test_a_slow_test_is_marked_and_shows_where_its_ranks_are():
 
 
 def test_the_state_may_be_the_queue_status_or_the_failure_rate():
-    for fields in ({"queue_status": "queued (Resources)"}, {"rate": "1,500 runs, 3 failed (0.2 %)"}):
+    for fields in ({"queue_status": "queued (Resources)"}, {"rate": "3 of 1,500 runs failed (0.2 %)"}):
         assert next(iter(fields.values())) in drawn(run_of(job(state="running", **fields)), 120)[1]
 
 

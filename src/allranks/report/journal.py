@@ -344,7 +344,7 @@ def _key(nodeid: str) -> Key:
 
 def _check_rank(rank: int, world_size: int) -> None:
     if not 0 <= rank < world_size <= MOST_RANKS:
-        msg = f"is about rank {rank} in a world of {world_size} ranks"
+        msg = f"is about rank {rank}, with a world size of {world_size}"
         raise RecordError(msg)
 
 

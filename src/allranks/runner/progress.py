@@ -101,7 +101,7 @@ class Tests:
 
 def format_rate(record: Repeated) -> str:
     """The failure rate of a job's repeated tests so far."""
-    return f"{record.runs:,} runs, {record.bad:,} failed ({percentage(record.bad / max(1, record.runs))} %)"
+    return f"{record.bad:,} of {record.runs:,} runs failed ({percentage(record.bad / max(1, record.runs))} %)"
 
 
 @dataclass(eq=False, kw_only=True)

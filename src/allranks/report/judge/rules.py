@@ -227,7 +227,7 @@ def _by_rank(messages: Mapping[str, Sequence[int]]) -> str:
     """The first messages, each with its ranks, and the number of ranks with others."""
     groups = [f"{named_ranks(group)}: {message}" for message, group in messages.items()]
     rest = sum(map(len, [*messages.values()][_MOST_PARTS:]))
-    more = [f"and {rest} more rank{'' if rest == 1 else 's'}"] if rest else []
+    more = [f"and {counted(rest, 'more rank')}"] if rest else []
     return "; ".join([*groups[:_MOST_PARTS], *more])
 
 

@@ -13,6 +13,7 @@ from importlib import resources
 from string import Template
 from typing import Final
 
+from allranks.errors import counted
 from allranks.protocol.xml_text import clipped, readable
 from allranks.report.judged import Counts, MergedRun
 from allranks.report.status import Status
@@ -89,21 +90,17 @@ def escaped(text: str) -> str:
 
 def _sentence(counts: Counts) -> str:
     if counts.bad:
-        return f"{counts.bad:,} of {_number(counts.tests, 'test')} failed"
+        return f"{counts.bad:,} of {counted(counts.tests, 'test')} failed"
     if not counts.tests:
         return "This run has no tests"
-    return f"No failures: {counts.passed:,} of {_number(counts.tests, 'test')} passed"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"No failures: {counts.passed:,} of {counted(counts.tests, 'test')} passed"
 
 
 def _size(merged: MergedRun) -> str:
     cells = len({row.cell for row in merged.suites})
     suites = len({row.share.suite if row.share else row.suite for row in merged.suites})
     policy = "; environment skips count as passed" if merged.policy == "pass" else ""
-    return f"{_number(cells, 'cell')}, {_number(suites, 'suite')}, {times(merged)}{policy}"
+    return f"{counted(cells, 'cell')}, {counted(suites, 'suite')}, {times(merged)}{policy}"
 
 
 def _facts(merged: MergedRun) -> Iterator[str]:
