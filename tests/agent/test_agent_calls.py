@@ -44,7 +44,7 @@ def test_a_collective_left_behind_fails_only_its_own_test(run_agent):
     agent = run_agent({"test_left.py": suite})
     assert agent.outcomes("test_leaves_a_collective") == ("errored", "passed")
     message = agent.cases(0)["test_leaves_a_collective"].message
-    assert message == "rank 1 called all_reduce once in group default, rank 0 not at all"
+    assert message == "rank 1 called all_reduce once in the default group, rank 0 not at all"
     assert agent.outcomes("test_is_innocent") == ("passed", "passed")
 
 
@@ -169,8 +169,11 @@ LEFT_IN_OWN_WORLD = [
     ("if rank == 0: dist.isend(torch.ones(1), dst=1)", "rank 0 sent 1 message that rank 1 did not receive"),
     ("if rank == 0: dist.isend(torch.ones(1), dst=1, tag=3)", "rank 0 sent 1 message that rank 1 did not receive"),
     ("if rank == 1: dist.irecv(torch.ones(1), src=0)", "rank 1 waits for 1 message that rank 0 did not send"),
-    ("if rank == 0: dist.all_reduce(torch.ones(1), async_op=True)", "rank 0 called all_reduce once in group default"),
-    ("if rank == 1: dist.barrier(async_op=True)", "rank 1 called barrier once in group default, rank 0 not at all"),
+    (
+        "if rank == 0: dist.all_reduce(torch.ones(1), async_op=True)",
+        "rank 0 called all_reduce once in the default group",
+    ),
+    ("if rank == 1: dist.barrier(async_op=True)", "rank 1 called barrier once in the default group, rank 0 not at all"),
     ("dist.new_group([0]); rank == 0 or dist.isend(torch.ones(1), dst=0)", "rank 1 sent 1 message that rank 0 did not"),
 ]
 
@@ -337,7 +340,7 @@ def test_a_dead_rank_is_compared_by_its_log(run_agent, death):
     """
     agent = run_agent({"test_dies.py": suite})
     assert agent.outcomes("test_dies") == ("passed", "crashed")
-    message = "the ranks' calls differ: rank 1 called broadcast once in group default, rank 0 not at all"
+    message = "the ranks' calls differ: rank 1 called broadcast once in the default group, rank 0 not at all"
     assert message in agent.cases(1)["test_dies"].message
 
 

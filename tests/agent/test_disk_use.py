@@ -49,9 +49,7 @@ def overrun_of(monkeypatch, folders):
 def test_the_rank_that_filled_a_folder_is_responsible(overrun_of, folders):
     overrun = overrun_of((VOLUME, VOLUME), (0, VOLUME), written=VOLUME)
     assert overrun.is_own
-    assert overrun.message.startswith(
-        f"{folders[0]}, which has a size of 512 MiB, was filled during this test: this rank wrote 512 MiB."
-    )
+    assert overrun.message.startswith(f"{folders[0]} (512 MiB) was filled during this test: this rank wrote 512 MiB.")
     assert "limits.disk_mib" in overrun.message
 
 
@@ -102,7 +100,7 @@ def test_results_over_the_limit_are_reported(monkeypatch, folders):
     (folders[0] / "deep" / "dump").write_bytes(b"x" * 2 * MIB)
     overrun = disk_use.overrun()
     assert overrun.is_own
-    assert f"{folders[0]} has 2 MiB of files, and a job may return 1 MiB" in overrun.message
+    assert f"{folders[0]} has 2 MiB of files, but a job may return only 1 MiB: " in overrun.message
     disk_use.begin()
     assert disk_use.overrun() is None  # the next test has added nothing
 

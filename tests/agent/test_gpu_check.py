@@ -158,7 +158,7 @@ def test_a_gang_that_cannot_start_on_a_lost_gpu_does_not_fail_its_test(start_age
     [failed] = run.all(AgentFailed)
     assert failed.kind is FailureKind.GPU
     following = ["test_a", "test_b", "test_c"][gangs]
-    assert failed.message.startswith(f"before suite/test_it.py::{following}, the GPU of rank 1 no longer computes: Not")
+    assert failed.message.startswith(f"the GPU of rank 1 failed before suite/test_it.py::{following}: Not")
     assert [record.nodeid.partition("::")[2] for record in run.all(TestStarted)] == ended
 
 

@@ -76,7 +76,7 @@ def test_gpus_are_counted_in_a_fork_and_again_if_others_are_visible(tmp_path, mo
 @pytest.mark.usefixtures("initialized_in")
 def test_a_gpu_that_does_not_exist_is_an_error():
     gpus.query_gpus_in_forks()
-    with pytest.raises(AssertionError, match="GPU 2 does not exist: there are 2"):
+    with pytest.raises(AssertionError, match="there is no GPU 2: the number of GPUs is 2"):
         torch.cuda.get_device_properties(2)
     with pytest.raises(ValueError, match="cpu is not a GPU"):
         torch.cuda.get_device_properties("cpu")

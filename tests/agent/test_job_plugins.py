@@ -46,7 +46,7 @@ def test_two_plug_ins_that_run_tests_are_rejected(plug_in):
     for name in ("one", "two"):
         plug_in(name, run_tests=lambda *_: None)
     check_plugins(named(one={}))
-    with pytest.raises(JobPluginError, match=r"Only one plug-in of a job can run its tests, but one and two both do\."):
+    with pytest.raises(JobPluginError, match=r"Only one plug-in of a job can run its tests, but one and two do\."):
         check_plugins(named(one={}, two={}))
 
 

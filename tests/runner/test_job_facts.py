@@ -52,7 +52,7 @@ def test_an_unhealthy_gpu_is_an_infrastructure_error_that_names_it():
 
 
 def test_a_gpu_that_is_lost_during_a_job_is_an_infrastructure_error():
-    lost = AgentFailed(message="before t.py::a, the GPU of rank 1 no longer computes", kind=FailureKind.GPU)
+    lost = AgentFailed(message="the GPU of rank 1 failed before t.py::a", kind=FailureKind.GPU)
     records = (GpusChecked(gpus=("GPU-a",), seconds=1.0), lost)
     error = job_error(records, JobExit(status=1))
     assert (error.kind, error.what) == ("infrastructure", lost.message)

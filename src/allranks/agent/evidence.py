@@ -124,20 +124,22 @@ class DiskUse:
         if size <= RESULTS_BYTES:
             return None
         message = (
-            f"{self._results} has {_mib(size)} of files, and a job may return {_mib(RESULTS_BYTES)} of results: "
+            f"{self._results} has {_mib(size)} of files, but a job may return only {_mib(RESULTS_BYTES)}: "
             f"this rank wrote {_mib(written)} during this test. {_REMEDY}"
         )
         return Overrun(message=message, is_own=True)
 
 
-_REMEDY: Final = "Make the test write less, or raise limits.disk_mib in the matrix file, the size of ALLRANKS_SHARED."
+_REMEDY: Final = (
+    "Make the test write less, or write to ALLRANKS_SHARED, whose size is limits.disk_mib in the matrix file."
+)
 
 
 def _file_system_overrun(folder: Path, size: int, written: int, *, is_own: bool) -> Overrun:
     culprit = f"this rank wrote {_mib(written)}"
     if not is_own:
         culprit = f"the rank responsible could not be determined ({culprit})"
-    message = f"{folder}, which has a size of {_mib(size)}, was filled during this test: {culprit}. {_REMEDY}"
+    message = f"{folder} ({_mib(size)}) was filled during this test: {culprit}. {_REMEDY}"
     return Overrun(message=message, is_own=is_own)
 
 

@@ -78,7 +78,7 @@ class _Queries:
             return self._properties(device)
         properties, index = self._result(self._all_properties), _index(device)
         if not 0 <= index < len(properties):
-            msg = f"GPU {index} does not exist: there are {len(properties)}"
+            msg = f"there is no GPU {index}: the number of GPUs is {len(properties)}"
             raise AssertionError(msg)  # as torch does
         return GpuProperties(**properties[index])
 
@@ -234,7 +234,7 @@ def compute(device: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.
     product = multiply(on_device, on_device.T).cpu()
     if not torch.equal(product, expected):
         wrong = int((product != expected).sum())
-        msg = f"{wrong} of {product.numel()} elements of a matrix product are wrong"
+        msg = f"a matrix product is wrong in {wrong} of {product.numel()} elements"
         raise ArithmeticError(msg)
 
 
@@ -250,7 +250,7 @@ def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: J
     errors = errors_of_gpus(gpus, lambda: compute(device), limit)
     if linux.killed_for_memory() > killed:
         # A CUDA context takes several hundred MiB of memory: the devices are not to blame.
-        message = f"there is not enough memory to check {len(gpus)} GPUs (limits.memory_mib)"
+        message = "there is not enough memory to check the GPUs (limits.memory_mib)"
         journal.write(AgentFailed(message=message, kind=FailureKind.OUT_OF_MEMORY))
         return False
     healthy = [gpu.gpu for gpu in gpus if gpu.gpu not in errors]

@@ -43,7 +43,7 @@ def check_plugins(config: AgentConfig) -> None:
             raise JobPluginError(msg) from error
     runners = [name for name in config.plugins if hasattr(_hooks_of(name), "run_tests")]
     if len(runners) > 1:
-        msg = f"Only one plug-in of a job can run its tests, but {' and '.join(runners)} both do."
+        msg = f"Only one plug-in of a job can run its tests, but {' and '.join(runners)} do."
         raise JobPluginError(msg)
 
 

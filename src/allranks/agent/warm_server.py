@@ -98,7 +98,8 @@ def _obstacle() -> bytes:
     threads = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     torch: Any = sys.modules.get("torch")
     if len(threads) > 1:
-        return f"its packages start {len(threads) - 1} threads when they are imported ({threads[-1]})".encode()
+        count = "a thread" if len(threads) == 2 else f"{len(threads) - 1} threads"
+        return f"its packages start {count} when they are imported ({threads[-1]})".encode()
     if torch is not None and torch.cuda.is_initialized():
         return b"its packages initialize CUDA when they are imported"
     return b""

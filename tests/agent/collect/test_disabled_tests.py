@@ -100,7 +100,7 @@ def test_tests_in_the_lists_of_the_suite_and_of_pytorch_do_not_run(run_agent, tm
     assert reasons == {
         "TestX::test_y": f"disabled by {DISABLED}: https://example.org/2",
         "TestXCPU::test_y": f"disabled by {DISABLED}: https://example.org/2",
-        "TestX::test_z": f"slow by {SLOW}: set {WITH_SLOW}=1 to run it",
+        "TestX::test_z": f"slow according to {SLOW}: set {WITH_SLOW}=1 to run it",
         "test_w": "disabled until 2999-12-31: it hangs now and then (the store's team, https://example.org/1)",
     }
 

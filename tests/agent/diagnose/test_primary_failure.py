@@ -412,7 +412,11 @@ def test_every_stopped_rank_gets_one_failure_and_every_abort_has_a_cause(earlier
         ),
         (
             {0: all_reduce(3, "4x2", "7"), 1: all_reduce(3, "", "7")},
-            "rank 0 called all_reduce #3 of 4x2 float32, rank 1 all_reduce #3 of no shape float32 of group 7",
+            "rank 0 called all_reduce #3 of 4x2 float32, rank 1 all_reduce #3 of scalar float32 of group 7",
+        ),
+        (
+            {0: [call("scatter", 3, dtype="int8", shape="2")], 1: [call("scatter", 3, dtype="")]},
+            "rank 0 called scatter #3 of 2 int8, rank 1 scatter #3 without a tensor",
         ),
         (
             {rank: [call("reduce", 3, peer=rank // 2, dtype="int8", shape="2")] for rank in range(3)},

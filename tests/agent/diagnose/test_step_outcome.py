@@ -361,7 +361,7 @@ def test_an_unmatched_call_is_an_error_unless_a_call_failed_or_a_rank_skipped(ou
     )
     mismatch = step.compare_calls()
     assert mismatch is step.mismatch
-    assert mismatch.message == "rank 0 called barrier twice in group default, rank 1 once"
+    assert mismatch.message == "rank 0 called barrier twice in the default group, rank 1 once"
     assert [str(outcome.outcome) for outcome in step.outcomes] == expected
     changed = [outcome for outcome in step.outcomes if outcome.outcome is Outcome.ERRORED]
     assert all((outcome.message, outcome.observed) == (mismatch.message, True) for outcome in changed)

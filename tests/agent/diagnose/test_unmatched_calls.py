@@ -175,12 +175,12 @@ def numbers(*counts):
 @pytest.mark.parametrize(
     ("counts", "message", "compared"),
     [
-        ((3, 2), "rank 0 called all_reduce 3 times in group default, rank 1 twice", (1,)),
-        ((0, 1), "rank 1 called all_reduce once in group default, rank 0 not at all", (0,)),
-        ((2, 2, 3), "ranks 0 and 1 called all_reduce twice in group default, rank 2 3 times", (2,)),
+        ((3, 2), "rank 0 called all_reduce 3 times in the default group, rank 1 twice", (1,)),
+        ((0, 1), "rank 1 called all_reduce once in the default group, rank 0 not at all", (0,)),
+        ((2, 2, 3), "ranks 0 and 1 called all_reduce twice in the default group, rank 2 3 times", (2,)),
         (
             (1, 1, 1, 0, 1, 2),
-            "ranks 0-2 and 4 called all_reduce once in group default, rank 5 twice, rank 3 not at all",
+            "ranks 0-2 and 4 called all_reduce once in the default group, rank 5 twice, rank 3 not at all",
             (3, 5),
         ),
     ],
@@ -222,7 +222,9 @@ def test_unmatched_messages_are_counted_and_their_group_is_named(group, where, c
 
 
 def test_another_order_of_calls_is_a_notice():
-    message = "not all ranks of group default called the same collectives in the same order, with equal types and sizes"
+    message = (
+        "not all ranks of the default group called the same collectives in the same order, with equal types and sizes"
+    )
     mismatch = find_mismatch(both({"order": 1}, {"order": 2}))
     assert mismatch == Mismatch(message=message, ranks=(0,), is_error=False)
     assert find_mismatch(both({"order": 2}, {"order": 2})) is None
@@ -231,7 +233,7 @@ def test_another_order_of_calls_is_a_notice():
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
-        (numbers(1, 0), "rank 0 called all_reduce once in group default, rank 1 not at all"),
+        (numbers(1, 0), "rank 0 called all_reduce once in the default group, rank 1 not at all"),
         (numbers(1, 1), ""),
         ({**numbers(1, 0), 1: Calls(failures=1)}, ""),
     ],
@@ -242,7 +244,7 @@ def test_an_unmatched_call_is_described_if_no_call_failed(calls, message):
 
 def test_a_wrong_tag_is_named():
     calls = both({"counts": (Count("send", 1, 1, 5),)}, {"counts": (Count("recv", 1, 0, 6),)})
-    assert find_mismatch(calls).message == "the messages to rank 1 have other tags than its receives in this test"
+    assert find_mismatch(calls).message == "the messages to rank 1 and its receives have different tags in this test"
 
 
 @pytest.mark.parametrize("receives", [(1, 0), (2, None)])
@@ -293,7 +295,7 @@ def test_no_calls_match():
 def test_one_mismatch_among_many_kinds_is_found():
     counts = [[Count(f"kind{number}", 1 + (number == rank == 1)) for number in range(400)] for rank in range(2)]
     mismatch = find_mismatch(both(*({"counts": tuple(own)} for own in counts)))
-    assert mismatch.message == "rank 0 called kind1 once in group default, rank 1 twice"
+    assert mismatch.message == "rank 0 called kind1 once in the default group, rank 1 twice"
 
 
 @pytest.mark.parametrize(

@@ -85,5 +85,5 @@ def test_a_library_that_initializes_cuda_at_import_is_named(run_agent):
     assert failed.nodeid.endswith("test_numba.py")
     assert failed.text == (
         "Importing this file initializes CUDA, as numba.cuda does to look for GPUs unless NUMBA_DISABLE_CUDA=1 is set. "
-        "Ranks, which are forks of this process, could then not use CUDA."
+        "Ranks are forks of this process, so they could not use CUDA."
     )

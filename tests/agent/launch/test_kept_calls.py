@@ -38,7 +38,7 @@ LEFT = [
     ("if self.rank == 0: kept = dist.all_reduce(torch.ones(1), async_op=True)", "rank 0 called all_reduce once"),
     (
         "if self.rank == 1: kept = dist.barrier(async_op=True)",
-        "rank 1 called barrier once in group default",
+        "rank 1 called barrier once in the default group",
     ),
     ("self.rank or dist.isend(torch.ones(1), dst=1, tag=5)", "rank 0 sent 1 message that rank 1 did not receive"),
 ]

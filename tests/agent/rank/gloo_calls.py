@@ -407,13 +407,13 @@ def functional_collective_of_one_rank(rank):
 
 @wrong
 def a_reduction_of_another_dtype(rank):
-    """ranks 0-2 called all_reduce of float32 once in group default, rank 3 not at all"""
+    """ranks 0-2 called all_reduce of float32 once in the default group, rank 3 not at all"""
     dist.all_reduce(torch.ones(4, dtype=torch.int32 if rank == 3 else torch.float32))
 
 
 @wrong
 def a_reduction_with_another_operation(rank):
-    """ranks 0, 2 and 3 called reduce of float32 once in group default, rank 1 not at all"""
+    """ranks 0, 2 and 3 called reduce of float32 once in the default group, rank 1 not at all"""
     dist.reduce(ones(), dst=0, op=dist.ReduceOp.MIN if rank == 1 else dist.ReduceOp.SUM)
 
 
@@ -457,7 +457,7 @@ def one_message_too_many_for_any_source(rank):
 
 @wrong
 def another_tag(rank):
-    """the messages to rank 1 have other tags than its receives in this test"""
+    """the messages to rank 1 and its receives have different tags in this test"""
     if rank == 0:
         dist.isend(ones(), dst=1, tag=1)
     elif rank == 1:
@@ -474,7 +474,7 @@ def a_message_in_a_subgroup(rank):
 
 @wrong
 def one_collective_too_many(rank):
-    """rank 0 called all_reduce 3 times in group default, ranks 1-3 twice"""
+    """rank 0 called all_reduce 3 times in the default group, ranks 1-3 twice"""
     for _ in range(2):
         dist.all_reduce(ones())
     if rank == 0:
@@ -483,14 +483,14 @@ def one_collective_too_many(rank):
 
 @wrong
 def a_collective_of_half_the_ranks(rank):
-    """ranks 2 and 3 called barrier once in group default, ranks 0 and 1 not at all"""
+    """ranks 2 and 3 called barrier once in the default group, ranks 0 and 1 not at all"""
     if rank > 1:
         PENDING.append(dist.barrier(async_op=True))
 
 
 @wrong
 def other_collectives(rank):
-    """ranks 0-2 called all_reduce once in group default, rank 3 not at all"""
+    """ranks 0-2 called all_reduce once in the default group, rank 3 not at all"""
     PENDING.append(dist.broadcast(ones(), 3, async_op=True) if rank == 3 else dist.all_reduce(ones(), async_op=True))
 
 

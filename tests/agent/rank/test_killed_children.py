@@ -466,7 +466,7 @@ def test_a_crash_makes_a_test_that_passed_an_error(suite, test, number):
         case = suite.cases(rank)[test]
         assert case.outcome == "errored"
         assert case.message.startswith(("a child process ", "child process "))
-        assert case.message.endswith(f" was killed by {number}, and the test passed")
+        assert case.message.endswith(f" was killed by {number}, but the test passed")
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_other_failures_are_notices(suite, test, text):
 def test_the_notice_names_the_rank_that_started_the_processes(suite):
     [first, second] = notices(suite, "test_two_of_one_rank")
     assert first != second
-    assert all(text.endswith(" was killed by SIGKILL, and the test passed (on rank 1)") for text in (first, second))
+    assert all(text.endswith(" was killed by SIGKILL, but the test passed (on rank 1)") for text in (first, second))
 
 
 def test_processes_of_a_program_have_their_names(suite):
@@ -584,4 +584,4 @@ def test_unchecked_children_decides_about_unchecked_failures(run_once, policy, o
     case = agent.cases(0)["test_raises[fork-leave]"]
     assert case.outcome == outcome
     assert notices(agent, "test_raises[fork-leave]") == []
-    assert case.message.endswith(" ended with exit status 3, and the test passed") == (policy == "error")
+    assert case.message.endswith(" ended with exit status 3, but the test passed") == (policy == "error")

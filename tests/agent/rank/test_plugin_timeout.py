@@ -46,7 +46,7 @@ MARK = "@pytest.mark.timeout({})\n"
     [
         ("", {"option": 3}, "3 s (--timeout)"),
         ("", {"variable": 4}, "4 s (PYTEST_TIMEOUT)"),
-        ("", {"ini": 5}, "5 s (timeout of pytest's configuration)"),
+        ("", {"ini": 5}, "5 s (timeout in pytest's configuration)"),
         (MARK.format("2"), {"option": 3, "variable": 4, "ini": 5}, "2 s (@pytest.mark.timeout)"),
         (MARK.format("timeout=2.5, method='thread'"), {"option": 3}, "2.5 s (@pytest.mark.timeout)"),
         (MARK.format("method='thread'"), {"option": 3, "variable": 4}, "3 s (--timeout)"),

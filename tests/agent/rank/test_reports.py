@@ -357,4 +357,4 @@ def test_skipped_subtests_are_listed_with_the_first_reason():
     subtests, kind = Subtests(), type("SubtestReport", (pytest.TestReport,), {})
     for outcome, reason in [("passed", None), ("skipped", "no"), ("failed", "why"), ("skipped", "neither")]:
         subtests.take(kind("n", ("f", 1, "n"), {}, outcome, reason and ("f", 1, reason), "call"))
-    assert subtests.skipped == "of 4 subtests, these were skipped (2, 4): no"
+    assert subtests.skipped == "skipped subtests #2, #4 of 4: no"

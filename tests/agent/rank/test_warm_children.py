@@ -283,7 +283,7 @@ def test_a_crash_is_reported(suite):
 def test_a_different_variable_within_a_test_is_reported_once(suite):
     assert case(suite, "test_variable").outcome == "passed"
     (text,) = notices(suite, "test_variable")
-    assert text.endswith("within one test, processes differ in MINE")
+    assert text.endswith("processes of the same test differ in MINE")
 
 
 def test_a_hang_shows_the_line_of_the_process(suite):

@@ -9,13 +9,13 @@ FAULT = {
     "verdict": ("error", "errored"),
     "leading": 1,
     "ranks": ["passed", "errored", "passed"],
-    "words": ["ranks 0 and 2 called all_reduce of float32 once in group default, rank 1 not at all"],
+    "words": ["ranks 0 and 2 called all_reduce of float32 once in the default group, rank 1 not at all"],
     "others": {
         "test_operation": {
             "verdict": ("error", "errored"),
             "leading": 1,
             "ranks": ["passed", "errored", "passed"],
-            "words": ["ranks 0 and 2 called all_reduce of float32 once in group default, rank 1 not at all"],
+            "words": ["ranks 0 and 2 called all_reduce of float32 once in the default group, rank 1 not at all"],
         },
         "test_result": {
             "verdict": ("failure", "failed"),

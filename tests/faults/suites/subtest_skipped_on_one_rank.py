@@ -8,22 +8,22 @@ import pytest
 FAULT = {
     "verdict": ("error", "ranks disagree"),
     "ranks": ["passed", "skipped"],
-    "words": ["of 2 subtests, these were skipped (2): not on rank 1"],
+    "words": ["skipped subtests #2 of 2: not on rank 1"],
     "others": {
         "test_each_skips_another": {
             "verdict": ("error", "ranks disagree"),
             "ranks": ["passed", "skipped"],
-            "words": ["these were skipped (2): not on rank 1"],
+            "words": ["skipped subtests #2 of 2: not on rank 1"],
         },
         "test_method": {
             "verdict": ("error", "ranks disagree"),
             "ranks": ["passed", "skipped"],
-            "words": ["of 1 subtests, these were skipped (1): not on rank 1"],
+            "words": ["skipped subtests #1 of 1: not on rank 1"],
         },
         "test_expected": {
             "verdict": ("error", "ranks disagree"),
             "ranks": ["passed", "skipped"],
-            "words": ["of 1 subtests, these were skipped (1)"],
+            "words": ["skipped subtests #1 of 1"],
         },
     },
     "seconds": 5,

@@ -162,8 +162,8 @@ def disable_reports(config: pytest.Config) -> list[str]:
 
 _REPORTS = (
     ("xmlpath", "--junitxml", "the run writes junit.xml, and each rank's results are in rank-N.xml"),
-    ("pastebin", "--pastebin", "tests run in other processes than the one that would send it"),
-    ("report_log", "--report-log", "tests run in other processes than the one that would write it"),
+    ("pastebin", "--pastebin", "tests do not run in the process that would send the report"),
+    ("report_log", "--report-log", "tests do not run in the process that would write the report"),
     ("htmlpath", "--html", "the run writes report.html"),
 )
 """Each report's name in ``config.option``, its flag, and why it is disabled."""

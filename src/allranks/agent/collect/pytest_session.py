@@ -266,7 +266,7 @@ class ServerPlugin:
     def _check_fork_safety(self, nodeid: str, cause: str) -> None:
         """Check that it is safe to fork this process; if not, report the cause."""
         if not self._has_failed and (initializes := cuda_in_this_process()):
-            text = f"{cause} {initializes}. Ranks, which are forks of this process, could then not use CUDA."
+            text = f"{cause} {initializes}. Ranks are forks of this process, so they could not use CUDA."
             self._fail(nodeid, text, "Move the call that initializes CUDA into a fixture or a test.")
         threads = self._threads.take()
         if threads.python:
@@ -588,7 +588,7 @@ def _obstacle(config: AgentConfig, folders: Folders) -> AgentFailed | Collection
     """The error that prevents pytest from starting: the suite is missing, or the job has another allranks."""
     if missing := [path for path in config.paths if not (folders.code / path).exists()]:
         # pytest would collect everything in the code folder.
-        return CollectionFailed(text=f"There is no {', '.join(missing)} in the code of this job.")
+        return CollectionFailed(text=f"The code of this job lacks {', '.join(missing)}.")
     with suppress(PackageNotFoundError):
         if (installed := version("allranks")) != allranks.__version__:
             message = (

@@ -147,7 +147,7 @@ def _disabled_by_pytorch(variables: Mapping[str, str]) -> Iterator[DisabledTest]
                 raise SuiteListError(msg)
     if variables.get(WITH_SLOW) != "1":
         for name, _ in _content(variables, SLOW):
-            reason = f"slow by {SLOW}: set {WITH_SLOW}=1 to run it"
+            reason = f"slow according to {SLOW}: set {WITH_SLOW}=1 to run it"
             yield DisabledTest(test=_node_of(name), reason=reason, allows_suffix=True)
 
 

@@ -338,12 +338,16 @@ def _describe(calls: Mapping[int, LastCall], number: int) -> str:
     has_one_root = len({call.peer for call in calls.values()}) == 1
     ranks_of: dict[str, list[int]] = {}
     for rank, call in calls.items():
-        tensor = f" of {call.shape or 'no shape'} {call.dtype or 'no tensor'}" if has_one_kind else ""
+        tensor = _tensor(call) if has_one_kind else ""
         root = f" with root {call.peer}" if has_one_kind and not has_one_root else ""
         ranks_of.setdefault(f"{call.kind} #{number}{tensor}{root}", []).append(rank)
     (first, ranks), *others = ranks_of.items()
     rest = "".join(f", {format_ranks(ranks)} {name}" for name, ranks in others)
     return f"{format_ranks(ranks)} called {first}{rest}"
+
+
+def _tensor(call: LastCall) -> str:
+    return f" of {call.shape or 'scalar'} {call.dtype}" if call.dtype else " without a tensor"
 
 
 def describe_diverging_groups(calls: _Calls) -> str:

@@ -172,7 +172,7 @@ def _mismatches_of_receiver(receiver: int, surplus: _Surplus, group: _Group) -> 
     elif all(number >= 0 for number in known.values()) and _tags_differ(
         [tags for _, tags in surplus.values()], from_any
     ):
-        text = f"the messages to rank {receiver} have other tags than its receives {where}"
+        text = f"the messages to rank {receiver} and its receives have different tags {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
 
 
@@ -186,7 +186,7 @@ def _is_default(group: _Group) -> bool:
 
 
 def _name(group: _Group) -> str:
-    return "group default" if _is_default(group) else f"the group of {format_ranks(group)}"
+    return "the default group" if _is_default(group) else f"the group of {format_ranks(group)}"
 
 
 def format_ranks(ranks: Collection[int]) -> str:

@@ -152,7 +152,7 @@ class Gang:
     def end(self, session_end: float = 0.0) -> Step:
         """Have the ranks tear down, end their own pytest sessions within `session_end` seconds, and exit."""
         self._send(End(is_condemned=False))
-        during = "while fixtures and process group were torn down"
+        during = "while tearing down fixtures and the process group"
         step = self._supervise(Deadlines(limit=self._limits.limit("process_group"), during=during), Step())
         self._send(End(is_condemned=False))
         self._wait_for_exits(max(TERM_GRACE, session_end), self._alive)

@@ -51,8 +51,8 @@ def _adapt(base_class: _BaseClass, base: Any) -> Iterator[str]:  # noqa: ANN401 
         missing = min(([name for name in hooks if name not in vars(base)] for hooks, _ in base_class.forms), key=len)
         yield (
             f"allranks does not support {base_class.name} of this version of torch, which has no "
-            f"{' and no '.join(missing)}. The class starts its ranks itself: no faster than without allranks, and "
-            "without a result for each rank"
+            f"{' and no '.join(missing)}. The class starts its ranks itself, no faster than without allranks, and "
+            "the report has one result for each test instead of one per rank"
         )
     else:
         adapt(base)

@@ -174,7 +174,7 @@ def _check_devices(cls: Any) -> None:  # noqa: ANN401 - as above
     except NotImplementedError:
         return
     if "nccl" in backend and torch.cuda.device_count() < size:
-        raise EnvironmentSkip(multi_gpu(size), f"its {size} ranks use {backend}", size)
+        raise EnvironmentSkip(multi_gpu(size), f"each of its ranks uses a GPU ({backend})", size)
 
 
 def _wait_for_script(case: unittest.TestCase) -> None:

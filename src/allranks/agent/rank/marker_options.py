@@ -87,7 +87,7 @@ def plugin_limit(item: pytest.Item) -> TimeLimit | None:
         "@pytest.mark.timeout": arguments.get("timeout"),
         "--timeout": item.config.getoption("timeout", None),
         "PYTEST_TIMEOUT": os.environ.get("PYTEST_TIMEOUT"),
-        "timeout of pytest's configuration": item.config.getini("timeout"),
+        "timeout in pytest's configuration": item.config.getini("timeout"),
     }
     setting, value = next(((name, value) for name, value in settings.items() if value not in (None, "")), ("", 0))
     try:

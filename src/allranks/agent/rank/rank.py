@@ -283,7 +283,7 @@ class _Rank:
         errors = [child for child in failed if (child.has_crashed or policy == "error") and not child.is_earlier]
         if errors:
             child = errors[0]
-            message = f"{child.message(root)}, and the test passed"
+            message = f"{child.message(root)}, but the test passed"
             text = table(failed, root) + (child.left.text if child.left else "")
             self._add_phase(Phase.of_error("teardown", message, text), None)
         if errors or policy == "ignore":

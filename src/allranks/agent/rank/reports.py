@@ -281,7 +281,7 @@ class Subtests:
             return False
         self._number += 1
         if report.skipped:
-            self._skipped.append(str(self._number))
+            self._skipped.append(f"#{self._number}")
             self._reason = self._reason or shorten(skip_reason(report), MESSAGE_LIMIT)
         return not report.failed
 
@@ -290,13 +290,13 @@ class Subtests:
         if not self._skipped:
             return ""
         listed = shorten(", ".join(self._skipped), MESSAGE_LIMIT)
-        return f"of {self._number} subtests, these were skipped ({listed}): {self._reason}"
+        return f"skipped subtests {listed} of {self._number}: {self._reason}"
 
 
 def changed_collection(nodeid: str, item: pytest.Item | None) -> Phase:
     """The phase of a test if another test, or none, has its index in the collection."""
     found = "no test" if item is None else f"the test {item.nodeid!r}"
-    message = f"the suite changed its collected tests: {found} is at the index of {nodeid!r}"
+    message = f"the suite changed its collected tests: instead of {nodeid!r}, it has {found}"
     return Phase.of_error("setup", message)
 
 

@@ -92,7 +92,7 @@ class WarmChildren:
                 return server
             if server.test == test:
                 names = {name for name, value in inherited.items() ^ server.inherited.items()}
-                msg = f"within one test, processes differ in {', '.join(sorted(names))}"
+                msg = f"processes of the same test differ in {', '.join(sorted(names))}"
                 raise _ServerError(msg)
             server.end()
         self._server = None
@@ -142,7 +142,7 @@ class _Server:
     def _request(self, request: object, descriptors: Sequence[int] = ()) -> bytes:
         most = warm_server.MOST_DESCRIPTORS - 1  # one is that of the request
         if len(descriptors) > most:
-            msg = f"a process inherits {len(descriptors)} files, and at most {most} can be passed"
+            msg = f"a process inherits {len(descriptors)} files, but at most {most} can be passed"
             raise _ServerError(msg)
         file = os.memfd_create("request")
         try:

@@ -262,7 +262,8 @@ class Supervisor:
             return 1
         except JobLimitError:
             frame = self._server.current_frame()
-            text = f"The suite was not collected when the job's time was up{f'; that was in {frame}' if frame else ''}."
+            where = f"; its process was in {frame}" if frame else ""
+            text = f"The suite was not collected when the job's time was up{where}."
             self._write(CollectionFailed(text=text))
             self._stream.write(JobTimedOut(limit=self._config.limits.job))
             return 0

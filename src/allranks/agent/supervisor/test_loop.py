@@ -521,7 +521,7 @@ class TestLoop:
             rendezvous.release()
         if start.lost_gpus:
             rank, error = next(iter(start.lost_gpus.items()))
-            msg = f"before {self._current}, the GPU of rank {rank} no longer computes: {error}"
+            msg = f"the GPU of rank {rank} failed before {self._current}: {error}"
             raise LostGpuError(msg)
         if start.primary_failure is not None:
             self._journal.write(TestStarted(nodeid=self._current, seed=first[0].seed, number=first[1]))
@@ -623,7 +623,7 @@ class TestLoop:
             self._journal.write(Notice(nodeid=self._current, text=text))
         for failure, ranks in step.unchecked_children.items():
             where = f" (on {format_ranks(ranks)})" if self._config.ranks > 1 else ""
-            self._journal.write(Notice(nodeid=self._current, text=f"{failure}, and the test passed{where}"))
+            self._journal.write(Notice(nodeid=self._current, text=f"{failure}, but the test passed{where}"))
         for reason in dict.fromkeys(reason for outcome in step.outcomes for reason in outcome.report.cold_starts):
             if reason not in self._state.cold_starts:
                 self._state.cold_starts.add(reason)
@@ -651,8 +651,9 @@ class TestLoop:
             if worker != id(self) and nodeid != self._current
         ]
         if others:
+            names = ", ".join(others[:_MAX_NAMES])
             text = (
-                f"a port that it needs was in use while {', '.join(others[:_MAX_NAMES])} ran, or had just ended; "
-                "put tests that share a fixed port into one of the suite's test_groups, so that they do not overlap"
+                f"a port that it needs was in use; {names} ran at the same time or just before. Put tests that share a "
+                "fixed port into one of the suite's test_groups, so that they do not overlap"
             )
             self._journal.write(Notice(nodeid=self._current, text=text))
