@@ -156,7 +156,7 @@ def test_a_machine_without_its_gpus_closes_it(push):
     [slug] = [slug for job, slug in run.jobs if job == "run"]
     assert run.job("run", slug).result == run.results["report"] == "failure"
     everywhere(run, "needs: GPUs")
-    assert "needs 2, this machine has 0" in run.summary
+    assert "needs 2; this machine has 0" in run.summary
     assert slug in gate_reasons(run)
     assert "exit code of the merged report: 4" in gate_reasons(run)
 

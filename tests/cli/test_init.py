@@ -330,7 +330,7 @@ def test_a_noxfile_installs_the_checkout_that_wrote_it(allranks, folder):
     code, _, err = allranks("init")
     assert code == 0
     assert dependencies((folder / "noxfile.py").read_text()) == ["nox", f"allranks @ {ROOT.as_uri()}"]
-    assert "noxfile.py installs allranks from a path of this machine" in err
+    assert "noxfile.py installs allranks from a path on this machine" in err
 
 
 FOUND = {

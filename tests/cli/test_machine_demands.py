@@ -87,7 +87,7 @@ def test_too_few_or_unhealthy_gpus_and_a_missing_toolkit_are_problems(cells, mat
     )
     found = problems(cells, matrix)
     assert set(found) == {"GPUs", "unhealthy GPU", "toolkit"}
-    assert found["GPUs"].text == "nccl-w2-g2-env needs 2, this machine has 1"
+    assert found["GPUs"].text == "nccl-w2-g2-env needs 2; this machine has 1"
 
 
 def test_a_driver_that_fails_is_the_problem(cells, matrix, machine):

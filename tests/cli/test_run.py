@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.cli import run
-from allranks.errors import ExitCode
+from allranks.errors import ExitCode, counted
 from allranks.images.sharing import PortableImage, write_list
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
@@ -144,7 +144,7 @@ def test_a_run_is_resumed_in_its_folder_and_with_its_arguments(allranks, runs, e
     [(jobs, options)] = runs
     assert jobs == earlier
     assert (options.run_id, options.pytest_args, set(options.remaining)) == ("r1", ("-k", "x"), set(earlier[1:]))
-    assert f"{len(earlier) - 1} of its {len(earlier)} jobs are unfinished" in out
+    assert f"{counted(len(earlier) - 1, 'unfinished job')} out of {len(earlier)}" in out
     assert code == 0
 
 

@@ -510,8 +510,8 @@ def test_a_finished_image_gets_no_debian_packages(load_text):
 def test_cell_without_an_image_is_an_error_that_lists_the_rules(load_text, document):
     with pytest.raises(MatrixError, match="the cell nccl-w1-g1-env has no image") as caught:
         load_text(document.replace('"gpu_count > 0"\ntorch', '"gpu_count > 1"\ntorch'))
-    assert "images.cpu in line 17, when = 'gpu_count == 0'" in caught.value.why
-    assert "images.cuda in line 21, when = 'gpu_count > 1'" in caught.value.why
+    assert "images.cpu on line 17, when = 'gpu_count == 0'" in caught.value.why
+    assert "images.cuda on line 21, when = 'gpu_count > 1'" in caught.value.why
 
 
 def test_nccl_without_a_gpu_for_each_rank_is_an_error_that_gives_the_exclude(load_text, document):

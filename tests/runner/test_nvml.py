@@ -121,7 +121,7 @@ def test_nvidias_bindings_call_the_drivers_library(tmp_path, lost, output):
         ({"rows": (0, 1, 1, 0)}, "its memory has a defective row, which is replaced at its next reset"),
         ({"rows": (9, 0, 0, 0)}, ""),
         ({"pages": 1}, "its memory has a defective page, which is retired at its next reset"),
-        ({"ecc": 2}, "its memory had 2 uncorrectable errors since the driver was loaded"),
+        ({"ecc": 2}, "its memory has had 2 uncorrectable errors since the driver was loaded"),
         ({"recovery": 1}, "the driver recommends a reset"),
         ({"recovery": 0}, ""),
         ({"errors": {"TotalEccErrors": pynvml.NVML_ERROR_GPU_IS_LOST}}, "the driver has lost it"),

@@ -37,7 +37,7 @@ class Options(Selection):
     engine: str = engine_option(_WHICH)
     quiet: bool = quiet_option(_WHICH, "print only the finished images")
     export: Path | None = option(
-        "--export DIR", _WHERE, f"also export them to this folder, for the {IMAGES_VARIABLE} of runs", type=Path
+        "--export DIR", _WHERE, f"also export them to this folder, to set as {IMAGES_VARIABLE} for runs", type=Path
     )
     registry: str | None = option(
         "--registry NAME",

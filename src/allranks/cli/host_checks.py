@@ -147,7 +147,9 @@ def _check_writable(subject: str, folder: Path) -> Finding:
 
 def _check_space(subject: str, folder: Path, minimum: int, remedy: str = "") -> Finding:
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Finding(subject, f"{folder} is not writable", "Make it writable, or choose another one.")
+        return Finding(
+            subject, f"{folder} is not writable", "Make it writable, or choose another one (--results, XDG_CACHE_HOME)."
+        )
     free = shutil.disk_usage(folder).free
     text = f"{free / _GIB:.1f} GiB are free in {folder}"
     if free >= minimum:

@@ -215,7 +215,7 @@ def _classification(tests: ExistingTests) -> Iterator[str]:
         if (rest := len(unknown) - _SHOWN) > 0:
             yield f"        and {rest} more"
     if tests.has_more:
-        yield "There are too many test files: the others were not read and are in no suite."
+        yield "There are more test files, which were not read and are in no suite."
 
 
 def _advice(root: Path, found: Repository) -> Iterator[str]:
@@ -225,7 +225,7 @@ def _advice(root: Path, found: Repository) -> Iterator[str]:
         yield "noxfile.py already exists. To add a session for each cell, add to it:"
         yield from (f"    {line}" for line in NOXFILE.format(requirement=json.dumps(requirement)).splitlines())
     if "file://" in found.requirement:
-        yield "noxfile.py installs allranks from a path of this machine. For others write allranks @ git+https://...@COMMIT."
+        yield "noxfile.py installs allranks from a path on this machine. For others, write allranks @ git+https://...@COMMIT."
     name, why = found.engine
     yield f"Engine: {name}{f' ({why})' if why else ''}."
     if name == "process" and not found.can_run_ranks:

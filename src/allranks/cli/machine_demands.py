@@ -78,7 +78,7 @@ def check_demands(cells: Mapping[Cell, Image], matrix: Matrix, target: Target) -
 
 def _check_number(cells: Iterable[Cell], available: int) -> Finding:
     most = max(cells, key=lambda cell: cell.gpu_count)
-    text = f"{most.id} needs {most.gpu_count}, this machine has {available}"
+    text = f"{most.id} needs {most.gpu_count}; this machine has {available}"
     remedy = "Correct `gpus` in its [[runners]] entry of the matrix file, or run `allranks doctor` on this machine."
     return Finding("GPUs", text, remedy if available < most.gpu_count else "")
 

@@ -92,7 +92,7 @@ def run_id() -> str:
 
     run_id = os.environ.get(RUN_ID_VARIABLE) or new_run_id()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run_id):
-        msg = f"{RUN_ID_VARIABLE} is {run_id!r}, but it names a folder and containers."
+        msg = f"{RUN_ID_VARIABLE} is {run_id!r}, which cannot name a folder and containers."
         remedy = "Use only letters, digits, '_', '.' and '-', with a letter or digit first, or unset it."
         raise UsageError(msg, remedy=remedy)
     return run_id

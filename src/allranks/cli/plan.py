@@ -61,7 +61,7 @@ class Options(TestSelectionOptions, Selection):
     plan_file: Path | None = option(
         "--plan-file FILE",
         _MACHINES,
-        f"write the plan to this file, for the {PLAN_FILE_VARIABLE} of each machine",
+        f"write the plan to this file, to set as {PLAN_FILE_VARIABLE} on each machine",
         type=writable_file,
     )
     max_entries: int = option(

@@ -76,7 +76,7 @@ class Options(CommandOptions):
     baseline: Path | None = option(
         "--baseline FILE", _VERDICT, "fail if fewer tests ran than this file records", type=Path
     )
-    allow_nothing_ran: bool = flag("--allow-nothing-ran", _VERDICT, "allow that all tests were skipped or deselected")
+    allow_nothing_ran: bool = flag("--allow-nothing-ran", _VERDICT, "allow all tests to be skipped or deselected")
     open_page: bool = flag("--open", _WRITTEN, "open the page in a browser afterwards")
     json: bool = json_option(_WRITTEN)
     quiet: bool = quiet_option(_WRITTEN, "print only problems and the verdict")

@@ -216,7 +216,7 @@ def _prepare_debugging(expansion: Expansion, options: Options) -> tuple[Expansio
     size = jobs[0].cell.world_size
     if options.pdb_rank is not None and options.pdb_rank >= size:
         msg = f"There is no rank {options.pdb_rank} in {jobs[0].cell.id}."
-        raise UsageError(msg, remedy=f"Its ranks are 0 to {size - 1}.")
+        raise UsageError(msg, remedy=f"It has {counted(size, 'rank')}, numbered from 0.")
     limits = replace(expansion.matrix.limits, process_group=_NO_LIMIT, test=_NO_LIMIT, job=_NO_LIMIT)
     without_limits = replace(expansion, matrix=replace(expansion.matrix, limits=limits))
     return without_limits, replace(options, engine="process")
@@ -271,7 +271,7 @@ def _resume(expansion: Expansion, options: Options, engine: "Engine | None") -> 
         raise UsageError(msg, remedy="Drop them to resume all jobs of the run.")
     scope: RerunScope = "failed" if options.last_failed else "missing"
     remaining = earlier.remaining(jobs, scope)
-    say(f"resuming run {earlier.run_id}: {len(remaining)} of its {len(jobs)} jobs are unfinished")
+    say(f"resuming run {earlier.run_id}: {counted(len(remaining), 'unfinished job')} out of {len(jobs)}")
     given = _own_run_options(expansion, options, engine)
     resumed = replace(
         given,
@@ -356,9 +356,9 @@ def _reject_too_many_nodes(jobs: Sequence[Job], engine: "Engine") -> None:
     most = max((job.cell.nodes for job in jobs), default=1)
     if 1 < engine.nodes < most:
         cells = sorted({job.cell.id for job in jobs if job.cell.nodes > engine.nodes})
-        what = f"{counted(len(cells), 'cell')} need more than the {engine.nodes} available nodes: {cells[0]}."
-        remedy = f"Start it on {most} nodes, or run other cells: --where nodes={engine.nodes}."
-        raise UsageError(what, why=f"The largest needs {most}.", remedy=remedy)
+        what = f"The {engine.nodes} available nodes are too few for {counted(len(cells), 'cell')}, such as {cells[0]}."
+        remedy = f"Start allranks on {most} nodes, or run other cells: --where nodes={engine.nodes}."
+        raise UsageError(what, why=f"The largest needs {most} nodes.", remedy=remedy)
 
 
 def _reject_launcher(environ: Mapping[str, str]) -> None:

@@ -212,7 +212,7 @@ class _Entry(tarfile.TarInfo):
         """Parse the header of an entry."""
         entry = super().frombuf(buf, encoding, errors)
         if entry.type in _DESCRIPTIONS and entry.size > _LONGEST_DESCRIPTION:
-            msg = f"a header of {entry.size} bytes"
+            msg = f"a header has {entry.size} bytes"
             raise tarfile.ReadError(msg)
         return _check_size(entry)
 

@@ -128,7 +128,7 @@ class DockerEngine(Engine):
     def capacity(self) -> tuple[int, int]:
         from allranks.engines.docker_job import as_engine_error  # noqa: PLC0415 - see detect
 
-        with as_engine_error("The daemon does not report the size of its host."):
+        with as_engine_error("The daemon does not report the CPUs and memory of its host."):
             info = self.image_daemon.info()
         return int(info["NCPU"]), int(info["MemTotal"]) >> 20
 
@@ -138,7 +138,8 @@ class DockerEngine(Engine):
         try:
             info: dict[str, Any] = self.image_daemon.info()
         except Exception as error:  # noqa: BLE001 - of the SDK, requests or urllib3
-            yield Finding("Docker", f"the daemon does not answer: {error}", "Restart it, and see its log.")
+            remedy = "Restart it (sudo systemctl restart docker), and see its log (journalctl -u docker)."
+            yield Finding("Docker", f"the daemon does not answer: {error}", remedy)
             return
         yield from check_daemon(info, inventory, time.time())
         yield from check_image_space(images_folder(info, self.image_daemon.api.base_url), inventory)
@@ -195,7 +196,7 @@ def _check_toolkit(info: Mapping[str, Any], inventory: Inventory) -> Iterator[Fi
         yield Finding("toolkit", f"NVIDIA's is {'installed' if is_installed else 'not installed'}", remedy)
     elif inventory.driver == "cdi" and _major(version) < _CDI_SINCE:
         text = f"Docker {version} does not support CDI"
-        yield Finding("CDI", text, f"Install Docker {_CDI_SINCE}, or set ALLRANKS_GPU_MODE=nvidia.")
+        yield Finding("CDI", text, f"Install Docker {_CDI_SINCE} or newer, or set ALLRANKS_GPU_MODE=nvidia.")
     elif inventory.driver == "cdi" and not _specifications(info.get("CDISpecDirs") or ()):
         text = f"there is no specification in {', '.join(info.get('CDISpecDirs') or ('any folder',))}"
         remedy = "Run: sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"

@@ -284,7 +284,9 @@ class DockerJob(JobOfAgents[Container]):
         except (*FAILURES, tarfile.TarError) as error:
             msg = f"The results of a job could not be copied to {results}."
             raise EngineError(
-                msg, why=reason_of(error), remedy="Check the daemon, and space and permissions here."
+                msg,
+                why=reason_of(error),
+                remedy="Check the daemon, and the folder's permissions and free space.",
             ) from error
         if gone:
             raise gone[0].early_end()

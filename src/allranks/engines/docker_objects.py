@@ -284,4 +284,4 @@ def _as_listing_error() -> Iterator[None]:
         yield
     except FAILURES as error:
         msg = "The leftovers of earlier runs could not be listed."
-        raise EngineError(msg, why=str(error), remedy="Check that the Docker daemon runs.") from error
+        raise EngineError(msg, why=str(error), remedy="Check that the daemon answers (docker version).") from error

@@ -9,6 +9,8 @@ remapped rows, 79 as a lost GPU, and others in the recommended recovery action
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
+from allranks.errors import counted
+
 # nvml.h: enum nvmlReturn_t, nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlDeviceGpuRecoveryAction_t.
 _LOST: Final = 15
 _RESET_REQUIRED: Final = 16
@@ -18,7 +20,7 @@ _RECOVERY_ACTION: Final = 230
 _RECOVERIES: Final = {
     1: "a reset",
     2: "a restart of the host",
-    4: "a reset without other users",
+    4: "a reset while nothing uses it",
     6: "a reset of its bus",
     7: "a restart of the host",
 }
@@ -81,7 +83,7 @@ def _memory_pages(pending: int) -> Iterator[str]:
 
 def _errors(count: int) -> Iterator[str]:
     if count:
-        yield f"its memory had {count} uncorrectable errors since the driver was loaded"
+        yield f"its memory has had {counted(count, 'uncorrectable error')} since the driver was loaded"
 
 
 def _recovery(field: Any) -> Iterator[str]:  # noqa: ANN401 - NVML's

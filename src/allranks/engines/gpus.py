@@ -362,6 +362,6 @@ def _chosen(gpus: Sequence[str], part: str) -> Sequence[str]:
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
     if first <= last < len(gpus):
         return gpus[first : last + 1]
-    available = f"0 to {len(gpus) - 1}, or {', '.join(gpus)}" if gpus else "none"
+    available = ", ".join(f"{index} ({gpu})" for index, gpu in enumerate(gpus)) or "none"
     msg = f"There is no GPU {part} on this host."
     raise UsageError(msg, why=f"The GPUs are: {available}.", remedy="Select some of them, as in --gpus 0,2-3.")

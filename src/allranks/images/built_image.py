@@ -36,8 +36,8 @@ def build_limit(image: Image, seconds: float) -> AbstractContextManager[None]:
     """A context that limits the time to build an image, or the Python environment for its jobs."""
     late = ImageError(
         f"Image {image.name} was not built within {seconds:g} s.",
-        why="That is limits.build of the matrix file.",
-        remedy="Raise the limit, or find the slow step: allranks build prints each one.",
+        why="The limit is limits.build of the matrix file.",
+        remedy="Raise it, or find the slow step: allranks build prints each one.",
     )
     return time_limit(seconds, late)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from allranks.errors import ImageError
+from allranks.errors import ImageError, counted
 from allranks.images.builders import gigabytes
 from allranks.images.daemon import OURS, Progress, reported
 from allranks.images.docker_client import connect
@@ -296,7 +296,8 @@ def render(images: Sequence[StoredImage], now: float) -> str:
 
 def total(images: Sequence[StoredImage]) -> str:
     """The number of images and their total size; shared layers count once."""
-    return f"{len(images)} images and layers, {gigabytes(sum(image.own for image in images))}"
+    number = counted(len(images), "image or layer", "images and layers")
+    return f"{number}, {gigabytes(sum(image.own for image in images))}"
 
 
 def _row(image: StoredImage, now: float) -> tuple[str, ...]:

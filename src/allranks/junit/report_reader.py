@@ -105,7 +105,7 @@ def _cases(path: Path) -> Iterator[ReportedCase]:
 
 def _fed(reader: JUnitReader, path: Path) -> Iterator[None]:
     """Feed a file to a reader, and yield after each chunk; UsageError if it is not JUnit XML, or cannot be read."""
-    remedy = "Give junit.xml of allranks, or JUnit XML of another writer."
+    remedy = "Pass junit.xml of allranks, or JUnit XML of another tool."
     try:
         yield from reader.feed(path)
     except FileNotFoundError as error:

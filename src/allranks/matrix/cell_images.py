@@ -61,4 +61,4 @@ def _image_error(matrix: Matrix, cell: Cell, images: Sequence[Image]) -> MatrixE
 
 def _described(image: Image) -> str:
     rule = f"when = {image.when.source!r}" if image.when else "for every cell"
-    return f"images.{image.name} in line {image.line}, {rule}"
+    return f"images.{image.name} on line {image.line}, {rule}"

@@ -46,7 +46,7 @@ def _locate(start: Path) -> Path:
     if not start.is_dir():
         if not start.is_file():
             what = f"There is no {start}."
-            raise MatrixError(what, remedy=f"Give a {FILE_NAME} or its folder; `allranks init` writes one.")
+            raise MatrixError(what, remedy=f"Pass a {FILE_NAME} or its folder; `allranks init` writes one.")
         return start
     if (found := _in_folder(start)) is not None:
         return found
@@ -83,7 +83,7 @@ def _matrix(file: Table) -> Matrix:
     plugins = plugin_tables(file.values)
     values = read_keys(file, Matrix, plugins)
     if "images" not in values and values.get("process", Process()).python is None:
-        remedy = 'Add [images.NAME] with torch = "2.13.0", or [process] with python = "python3" that has torch.'
+        remedy = 'Add [images.NAME] with torch = "2.13.0", or [process] with python = "python3", if it has torch.'
         file.reject("", "there is neither an image nor an interpreter", remedy)
     declared: Axes = values.pop("axes")
     axes = {axis: getattr(declared, axis) for axis in AXES}

@@ -149,7 +149,7 @@ class Axes:
                 "A name starts with a lower-case letter, and has lower-case letters, digits and '_'.",
             )
         ),
-        "Names of other backends than torch's, for the axis `backend`. "
+        "Names of additional backends, for the axis `backend`. "
         'A suite registers one by `pytest_args = ["-p", "MODULE"]`.',
         default=(),
         example=["mine"],
@@ -470,7 +470,7 @@ class RunnerRule:
     )
     hosted: bool = key(
         flag(),
-        "Whether GitHub owns the machine, so that a job may take six hours.",
+        "Whether GitHub owns the machine; if so, a job is limited to six hours.",
         default=False,
         example=True,
         unset="true for labels like `ubuntu-24.04` without `self-hosted`",

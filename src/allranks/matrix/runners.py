@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from allranks.errors import MatrixError, UsageError, shown
+from allranks.errors import MatrixError, UsageError, counted, shown
 from allranks.matrix.model import Cell, Matrix, RunnerRule
 from allranks.matrix.toml_file import Table, location
 
@@ -56,9 +56,9 @@ def check_runners(matrix: Matrix, cells: Iterable[Cell]) -> None:
 
 def _lacks_gpus(matrix: Matrix, rule: RunnerRule, cell: Cell) -> MatrixError:
     where = location(matrix.path, rule.line, "runners")
-    what = f"{where}: the cell {cell.id} needs {cell.gpu_count} GPUs, but its machines ({rule.runs_on}) have"
+    what = f"{where}: the cell {cell.id} needs {counted(cell.gpu_count, 'GPU')}, but its machines ({rule.runs_on}) have"
     if rule.hosted and not rule.gpus:
-        remedy = 'Add `gpu_count == 0` to its when, and a rule for machines with GPUs: labels = ["self-hosted", …].'
+        remedy = 'Add `gpu_count == 0` to its `when`, and a rule for machines with GPUs: labels = ["self-hosted", …].'
         return MatrixError(f"{what} none.", why="GitHub's standard machines have no GPUs.", remedy=remedy)
     remedy = f"Set their number (gpus = {cell.gpu_count}), or add `gpu_count <= {rule.gpus}` to the rule's when."
     return MatrixError(f"{what} {rule.gpus or 'none'}.", why="All of its tests would be skipped.", remedy=remedy)
@@ -80,7 +80,7 @@ def _no_machine(matrix: Matrix, cell: Cell) -> UsageError:
     what = f"No CI machine takes the cell {cell.id}."
     why = "The matrix file has no rule for runners, and GitHub's standard machines have no GPUs."
     if matrix.runners:
-        why = f"None of the {len(matrix.runners)} rules for runners matches it."
+        why = "No [[runners]] rule matches it."
     return UsageError(what, why=why, remedy=f"Add to {matrix.path.name}:  [[runners]]  {needs}")
 
 

@@ -185,7 +185,7 @@ def test_cells_of_more_nodes_than_the_launcher_has_are_refused(launch, tmp_path)
     matrix.write_text(matrix.read_text().replace("world_size = [2]\nnodes = [1, 2]", "world_size = [3]\nnodes = [3]"))
     codes, (out, other) = ends(launch())
     assert (codes, other) == ([2, 2], "")
-    assert "need more than the 2 available nodes" in out
+    assert "The 2 available nodes are too few" in out
 
 
 @pytest.mark.thorough
