@@ -126,7 +126,10 @@ def test_nvidias_bindings_call_the_drivers_library(tmp_path, lost, output):
         ({"recovery": 0}, ""),
         ({"errors": {"TotalEccErrors": pynvml.NVML_ERROR_GPU_IS_LOST}}, "the driver has lost it"),
         ({"errors": {"RemappedRows": pynvml.NVML_ERROR_RESET_REQUIRED}, "rows": (0, 0, 0, 0)}, "it needs a reset"),
-        ({"errors": {"RetiredPages": pynvml.NVML_ERROR_NOT_SUPPORTED}, "ecc": 1}, "its memory had 1"),
+        (
+            {"errors": {"RetiredPages": pynvml.NVML_ERROR_NOT_SUPPORTED}, "ecc": 1},
+            "its memory has had 1 uncorrectable error since",
+        ),
     ],
 )
 def test_problems_reported_by_the_driver_are_found(about, problem):

@@ -68,7 +68,7 @@ def test_outliers_called_something_other_than_most_at_a_ranks_last_call(other, f
 
 
 def test_another_shape_is_an_outlier_if_the_call_killed_a_rank():
-    calls = dict(enumerate([[call("all_gather", shape=shape)] for shape in ("2", "2", "3")]))
+    calls = dict(enumerate([[call("all_gather", dtype="int8", shape=shape)] for shape in ("2", "2", "3")]))
     frame = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in all_gather'
     assert outliers(calls, 0) == []
     assert outliers(calls, 0, Stacks(f"Current thread 0x1 (most recent call first):\n{frame}\n")) == [2]
@@ -430,7 +430,7 @@ def test_a_collective_that_differs_between_ranks_is_described(calls, words):
 
 @pytest.mark.parametrize(("kind", "primary"), [("crashed", 2), ("failed", 0)])
 def test_a_rank_with_another_shape_is_the_cause_of_a_crash_only(kind, primary):
-    calls = dict(enumerate([[call("all_gather", shape=shape)] for shape in ("2", "2", "3")]))
+    calls = dict(enumerate([[call("all_gather", dtype="int8", shape=shape)] for shape in ("2", "2", "3")]))
     step = Step(outcomes=[outcome(0, kind, stacks=hang(IN_A_WAIT).stacks), outcome(2, is_secondary=True)])
     explain(step, calls, None)
     assert step.primary_failure.rank == primary

@@ -435,7 +435,7 @@ KIND = {"fork": "ForkProcess", "spawn": "SpawnProcess", "forkserver": "ForkServe
 LINE = 1 + next(number for number, line in enumerate(HELPERS.splitlines()) if "# the line" in line)
 IN_POOL = 1 + next(number for number, line in enumerate(HELPERS.splitlines()) if "# the pool" in line)
 LATE = 1 + next(number for number, line in enumerate(HELPERS.splitlines()) if 'late")' in line)
-PASSED = "and the test passed (on ranks 0 and 1)"
+PASSED = "but the test passed (on ranks 0 and 1)"
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def check_of_a_sick_gpu(bench: Bench) -> str:
         compute(kind, lambda one, other: torch.matmul(one, other) + 1)
 
     troubles = errors_of_gpus(gpus, wrongly, 60)
-    named = all("are wrong" in troubles.get(gpu.gpu, "") for gpu in gpus)
+    named = all("matrix product is wrong" in troubles.get(gpu.gpu, "") for gpu in gpus)
     bench.check(named, f"of GPUs that compute wrongly it says: {troubles}")
     bench.figure = f"{statistics.median(seconds):.2f} s"
     return f"{bench.figure} for {counted(len(gpus), 'healthy GPU')}; wrong sums are found"
