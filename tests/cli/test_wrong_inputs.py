@@ -96,7 +96,7 @@ COMMANDS = {
     "run --engine dokcer": (2, "'dokcer' is not an engine: choose from auto, docker, process", "--help"),
     "run --lf": (2, "There is no run to resume", "start a run"),
     "run --lf --resume": (2, "not allowed with", "--help"),
-    "run gloo-w1 --pdb-rank 0": (2, "--pdb-rank needs a terminal", "Run it without pipes"),
+    "run gloo-w1 --pdb-rank 0": (2, "--pdb-rank needs a terminal", "Run it in a terminal"),
     "run -- --pdb": (2, "--pdb cannot be used", "--pdb-rank N"),
     "runn": (2, "There is no command 'runn'.", "'run'"),
     "report": (2, "There is no results folder", "allranks run"),

@@ -33,7 +33,7 @@ MOST_DROPPED_SHOWN = 200
 """The maximum number of dropped cells listed by name (in JSON: for each rule); beyond that, counts are more useful."""
 
 MOST_ENTRIES = 256
-"""GitHub's limit of jobs in a matrix (https://docs.github.com/actions/reference/limits)."""
+"""GitHub's limit on jobs in a matrix (https://docs.github.com/actions/reference/limits)."""
 
 MINUTES_PER_ENTRY = 20
 """The default minutes of work per machine; starting a machine takes one or two."""
@@ -61,7 +61,7 @@ class Options(TestSelectionOptions, Selection):
     plan_file: Path | None = option(
         "--plan-file FILE",
         _MACHINES,
-        f"write the plan to this file, to set as {PLAN_FILE_VARIABLE} on each machine",
+        f"write the plan to this file; {PLAN_FILE_VARIABLE} on each machine names it",
         type=writable_file,
     )
     max_entries: int = option(

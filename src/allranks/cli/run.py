@@ -208,7 +208,7 @@ def _prepare_debugging(expansion: Expansion, options: Options) -> tuple[Expansio
         raise UsageError(msg, remedy=f"Use --engine process without --resume or --lf, and unset {PLAN_FILE_VARIABLE}.")
     if not _terminal():
         msg = "--pdb-rank needs a terminal, but standard input or output is not one."
-        raise UsageError(msg, remedy="Run it without pipes in a terminal, or attach debugpy: see docs/debuggers.md.")
+        raise UsageError(msg, remedy="Run it in a terminal without pipes, or attach debugpy: see docs/debuggers.md.")
     jobs = selected_jobs(expansion, options)
     if len(jobs) > 1:
         msg = f"--pdb-rank needs one job, but {len(jobs)} are selected."

@@ -105,7 +105,7 @@ def _cases(path: Path) -> Iterator[ReportedCase]:
 
 def _fed(reader: JUnitReader, path: Path) -> Iterator[None]:
     """Feed a file to a reader, and yield after each chunk; UsageError if it is not JUnit XML, or cannot be read."""
-    remedy = "Pass junit.xml of allranks, or JUnit XML of another tool."
+    remedy = "Pass allranks' junit.xml, or another tool's JUnit XML."
     try:
         yield from reader.feed(path)
     except FileNotFoundError as error:
@@ -139,7 +139,7 @@ class _Builder(JUnitReader):
         self._words: list[str] = []
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
-        """Begin an element; Node.js writes testcases in the root, which get a suite."""
+        """Begin an element; testcases in the root, as from Node.js, get a suite."""
         super().start(tag, attributes)
         self._end_text()
         if tag == "testcase" and len(self._open) == 1 and self.root.tag == "testsuites":

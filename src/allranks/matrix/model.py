@@ -190,7 +190,7 @@ class Suite:
     )
     process_group: bool | None = key(
         flag(),
-        "Whether all tests get the default process group, or none.",
+        "Whether all tests or none get the default process group.",
         default=None,
         example=False,
         unset="all tests except plain unittest cases",

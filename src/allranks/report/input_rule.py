@@ -56,7 +56,7 @@ class RankPattern:
         names = pieces[1::2]
         unknown = next((name for name in names if name not in _FORMS), "")
         if unknown:
-            raise _invalid(text, f"It has {unknown}: the placeholders are {', '.join(_FORMS)}.")
+            raise _invalid(text, f"{unknown} is not a placeholder: use {', '.join(_FORMS)}.")
         if "{rank}" not in names or len(set(names)) < len(names):
             raise _invalid(text, "It needs {rank}, and may have each placeholder once.")
         if "*" in text or "?" in text:

@@ -148,7 +148,7 @@ def fresh_dynamo() -> Iterator[Mapping[str, Counter[str]]]:
     """Clear the caches and counters of ``torch.compile`` before and after a ``with`` block.
 
     In the block, compiler errors are raised, even if ``TORCHDYNAMO_SUPPRESS_ERRORS`` is set. At the end, changes to
-    ``torch._dynamo.config`` and to the grad mode are undone, also after a failure. Caches on disk, such as Inductor's,
+    ``torch._dynamo.config`` and to the grad mode are undone, even after a failure. Caches on disk, such as Inductor's,
     are not cleared.
 
     Yields:

@@ -108,6 +108,6 @@ def open_store(environment: RankEnvironment, path: Path) -> "TCPStore":
 
 
 def host_of(environment: RankEnvironment) -> str:
-    """The host name or address under which all ranks of the gang can connect to this one."""
+    """The host name or address at which all ranks of the gang can connect to this one."""
     on_one_node = environment.local_world_size == environment.world_size
     return "127.0.0.1" if on_one_node else socket.gethostname()

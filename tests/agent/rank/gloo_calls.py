@@ -440,7 +440,7 @@ def a_message_in_the_wrong_direction(rank):
 
 @wrong
 def a_receive_from_any_source_that_nobody_sends(rank):
-    """rank 2 waits for 1 message from any rank that no rank sent in this test"""
+    """rank 2 waits for 1 message that no rank sent in this test"""
     if rank == 2:
         PENDING.append(dist.irecv(ones()))
 

@@ -52,7 +52,7 @@ def cache_arguments(results: Path, arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def stop_at_first_failure(config: pytest.Config) -> None:
-    """Make ``--stepwise`` stop the job like ``-x``: pytest's own implementation needs the process that runs tests."""
+    """Make ``--stepwise`` stop the job like ``-x``: pytest's own works only in the process that runs tests."""
     if config.pluginmanager.has_plugin("stepwiseplugin") and not config.option.maxfail:
         config.option.maxfail = 2 if config.getoption("stepwise_skip", False) else 1
 
@@ -145,7 +145,7 @@ def reject_stepwise_with_shards(config: pytest.Config) -> None:
 
 
 def pass_seed_to_randomly(config: pytest.Config, seed: int) -> None:
-    """Pass the run's seed to pytest-randomly, unless the user set one: each node would choose a different one."""
+    """Unless the user set a seed, pass the run's to pytest-randomly: else each node would choose its own."""
     if getattr(config.option, "randomly_seed", None) == "default":
         config.option.randomly_seed = seed
 
@@ -346,7 +346,7 @@ def _configure(item: pytest.Item, function: Any, seed: int) -> None:  # noqa: AN
 
 
 def _in_lockstep(settings: "Settings") -> "Settings":
-    """Copy settings, without everything that a single rank would do alone."""
+    """Copy settings, without anything that a single rank would do alone."""
     from hypothesis import HealthCheck  # noqa: PLC0415 - already loaded by suites that use it
 
     return type(settings)(

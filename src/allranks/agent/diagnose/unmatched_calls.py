@@ -167,7 +167,7 @@ def _mismatches_of_receiver(receiver: int, surplus: _Surplus, group: _Group) -> 
         text = f"{format_ranks(senders)} sent {_messages(excess)} that rank {receiver} did not receive {where}"
         yield Mismatch(message=text, ranks=senders, is_error=True)
     elif excess < 0:
-        text = f"rank {receiver} waits for {_messages(-excess)} from any rank that no rank sent {where}"
+        text = f"rank {receiver} waits for {_messages(-excess)} that no rank sent {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
     elif all(number >= 0 for number in known.values()) and _tags_differ(
         [tags for _, tags in surplus.values()], from_any

@@ -57,7 +57,7 @@ def _by_forks(launch: Callable[..., None]) -> Callable[..., None]:
 
 def _run_rank(case: Any, arguments: tuple[object, ...], launched: LaunchedRank, options: RankOptions) -> int:  # noqa: ANN401
     """Run in a fork: do what a worker does for the test or fixture."""
-    # In a worker, these variables exist only if the class sets them.
+    # A worker has torchrun's variables only if the class sets them.
     forget_rank()
     os.environ.pop("WORLD_SIZE")
     when = "setup" if getattr(case, "is_dist_fixture", False) else "call"
@@ -69,7 +69,7 @@ def _run_rank(case: Any, arguments: tuple[object, ...], launched: LaunchedRank, 
 
 
 def _work(case: Any, rank: int, arguments: tuple[object, ...]) -> None:  # noqa: ANN401 - as above
-    # With this setting, _dist_run returns the reason of a skip instead of putting it into a queue.
+    # With this setting, _dist_run returns the skip reason instead of putting it into a queue.
     case.non_daemonic_procs = False
     reason = case._dist_run(rank, *arguments)  # noqa: SLF001
     if reason:

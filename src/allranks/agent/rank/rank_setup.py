@@ -189,8 +189,8 @@ def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:
 
 
 ADOPTION_TIMEOUT = 60.0
-"""Maximum seconds until the parent adopts the rank, which happens when the intermediate process that forked the rank
-ends: on a busy host, this may take more than 5 s."""
+"""Maximum seconds until the parent adopts the rank: the intermediate process that forked it must end first, which may
+take over 5 s on a busy host."""
 
 
 def run_in_fork(work: Callable[[], int], parent: int, *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
@@ -229,7 +229,7 @@ def write_stacks_to(path: Path) -> BinaryIO:
 
 
 def bind_to_parent(parent: int) -> None:
-    """Make this fork die with its parent, which may trace it, and before its parent when memory runs out; only once."""
+    """Once: let the parent trace this fork, which dies with it, or before it when memory runs out."""
     if linux.death_signal():
         return
     _die_with(parent)
@@ -248,7 +248,7 @@ def leave(status: int) -> NoReturn:
 
 
 def _die_with(parent: int) -> None:
-    """Make this process die with its parent, after the intermediate process that forked it has ended."""
+    """Once the intermediate process has ended, make this process die with its parent."""
     deadline = clock.monotonic() + ADOPTION_TIMEOUT
     while os.getppid() != parent and Path(f"/proc/{parent}").exists() and clock.monotonic() < deadline:
         clock.sleep(0.0005)

@@ -1,4 +1,4 @@
-"""The outcomes of multi-process tests, from those of their ranks and that of the launching process."""
+"""Derives the outcomes of multi-process tests from their ranks and the launching process."""
 
 import re
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class _LauncherReports:
 
     @property
     def interpreted_ends(self) -> tuple[Passed | RankEnded, ...]:
-        """The outcomes of the ranks; if the test is marked to fail, as pytest interprets that mark."""
+        """The outcomes of the ranks; for an xfail test, those that pytest derives from them."""
         if self.expected is None or not all(end.outcome in _MAY_BE_EXPECTED for end in self.ends):
             return self.ends
         # If no rank failed, the expected failure is that of the launching process itself.
@@ -112,10 +112,10 @@ def _as_expected(end: Passed | RankEnded, passed: Phase) -> Sequence[RankEnded]:
 class LauncherOutcomes:
     """Records the outcomes of the tests of one launcher.
 
-    The pytest item of the launching process decides a test, which also fails if the item ignored a failed rank. Ranks
-    that have ended the test keep their outcomes. An error of the item itself goes to rank 0, and aborts the ranks that
-    have not ended the test; without such an error, these get the item's outcome. If the test started no ranks, the
-    cell's ranks get it.
+    The pytest item of the launching process decides; if it ignored a failed rank, the test fails as well. Ranks that
+    have finished the test keep their outcomes. An error of the item itself goes to rank 0, and aborts the ranks that
+    have not finished; without such an error, these get the item's outcome. If the test started no ranks, the cell's
+    ranks get it.
     """
 
     def __init__(self, journal: Journal, config: AgentConfig) -> None:
@@ -127,7 +127,7 @@ class LauncherOutcomes:
         self.found_port_in_use = False  # whether an error of the last step says so
 
     def record(self, gang: Gang, nodeid: str, step: Step) -> bool:
-        """Record one step of the launcher under a test, without outcomes if it only tore down.
+        """Record a launcher's step for a test; one that only tore down adds no outcomes.
 
         Returns:
             Whether the test has failed.

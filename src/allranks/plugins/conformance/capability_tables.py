@@ -1,4 +1,4 @@
-"""The capability tables as text, Markdown and HTML: operations and modes by dtypes."""
+"""The capability tables as text, Markdown and HTML: operations and modes by dtype."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -178,7 +178,7 @@ class CapabilitySection(SectionMaker):
             return None
         write_whole(merged.folder / TABLE_NAME, f"{json.dumps(as_document(merged.run_id, tables), indent=1)}\n")
         write_whole(merged.folder / f"{NAME}.md", as_markdown(tables))
-        return Section(title="Capabilities", headline="operations by dtypes", html=as_html(tables), page_only=True)
+        return Section(title="Capabilities", headline="operations by dtype", html=as_html(tables), page_only=True)
 
     def for_unfinished_run(self) -> "CapabilitySection":
         return CapabilitySection()  # an interrupted run shows the results so far

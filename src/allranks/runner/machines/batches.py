@@ -189,7 +189,7 @@ def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, *, mo
     if (fewest := sum(len(group.batches(inf)) for group in groups)) > most:
         what = f"The plan needs at least {fewest} entries of the job matrix, and the limit is {most}."
         why = "All jobs of an entry have the same rule and image, and must end within the minutes of its CI job."
-        remedy = "Raise --max-entries, or plan fewer cells with --where."
+        remedy = "Plan fewer cells with --where."
         raise UsageError(what, why=why, remedy=remedy)
     batches = [group.batches(seconds) for group in groups]
     while (count := sum(map(len, batches))) > most:

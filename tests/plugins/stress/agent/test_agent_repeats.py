@@ -199,7 +199,7 @@ THREADS = {
 def test_a_late_thread_that_runs_torch_alone_is_named_by_the_line_that_started_it(run_agent):
     agent = run_agent(THREADS, plugins=stress(count=1, skew="0:before:1:5ms"))
     assert (
-        "--skew: 5 ms before send (call 1 in a thread of test_s.py:9)\n" in (agent.results / "rank-0.log").read_text()
+        "--skew: 5 ms before send (call 1 in a thread from test_s.py:9)\n" in (agent.results / "rank-0.log").read_text()
     )
 
 

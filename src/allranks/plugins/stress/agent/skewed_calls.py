@@ -148,7 +148,7 @@ def _record_start(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def start(thread: threading.Thread) -> None:
         if found := _location(sys._getframe(1)):  # noqa: SLF001 - inspect.stack() reads source files
-            vars(thread)[_STARTED] = f" in a thread of{found.removeprefix(' at')}"
+            vars(thread)[_STARTED] = f" in a thread from{found.removeprefix(' at')}"
         original(thread)
 
     return start
