@@ -164,7 +164,7 @@ def test_what_is_removed_is_said(add, tmp_path):
     add("new")
     lines = []
     free_space(tmp_path, 0, lines.append)
-    assert lines == [f"removing {tmp_path / 'old'}, the least recently used"]
+    assert lines == [f"removing {tmp_path / 'old'}: the cache is full"]
 
 
 def test_what_another_run_is_just_filling_stays(add, tmp_path):

@@ -82,7 +82,7 @@ _ABANDONED: Final = 24 * 3600.0
 
 
 def cache_limit() -> int:
-    """The size limit in bytes, for the environments and again for the wheels: 20 GiB unless the user sets it."""
+    """The size limit in bytes of the environments, and of the wheels: 20 GiB each unless the user sets it."""
     setting = os.environ.get(LIMIT_VARIABLE) or str(_LIMIT_GIB)
     try:
         gib = float(setting)
@@ -137,7 +137,7 @@ def free_space(folder: Path, limit: int, progress: Callable[[str], None]) -> Non
         progress: Receives a line for each removed entry.
     """
     for entry in to_remove(folder, limit):
-        _remove(entry, lambda entry: progress(f"removing {entry}, the least recently used"))
+        _remove(entry, lambda entry: progress(f"removing {entry}: the cache is full"))
 
 
 def _remove(entry: Path, report: Callable[[Path], object]) -> None:
@@ -200,7 +200,7 @@ def _beyond(entries: Sequence[tuple[Path, int]], limit: int) -> list[Path]:
 
 
 def _size(folder: Path) -> int:
-    """The disk usage of a folder in bytes, which may be changing; links are not followed."""
+    """The disk usage in bytes of a folder, which may be changing; links are not followed."""
     total = 0
     for path, _, files in os.walk(folder):
         for name in files:
@@ -221,6 +221,6 @@ def write_atomically(file: Path, text: str) -> None:
 
 @contextmanager
 def locked(key: str) -> Iterator[None]:
-    """Lock a key on this host, so that two runs never build the same thing twice."""
+    """Lock a key on this host, so that no two runs build the same thing at once."""
     with hold(made_cache_folder("locks") / f"{key}.lock"):
         yield

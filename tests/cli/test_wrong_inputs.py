@@ -170,7 +170,7 @@ def test_a_matrix_file_that_is_a_folder_is_an_error(allranks, in_repository):
 
 @pytest.mark.parametrize(
     ("name", "text", "what"),
-    [("run.json", "{", "run.json is damaged"), ("rank-0.xml", "<testsuite", "rank-0.xml cannot be read to its end")],
+    [("run.json", "{", "run.json is damaged"), ("rank-0.xml", "<testsuite", "rank-0.xml cannot be read to the end")],
 )
 def test_results_that_cannot_be_read_are_errors_of_the_report(allranks, in_repository, name, text, what):
     (in_repository / "ranks").mkdir()

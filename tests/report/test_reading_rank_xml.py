@@ -217,7 +217,7 @@ def test_a_file_that_is_no_report_is_one_clear_problem(tmp_path: Path, content: 
     path.write_bytes(content)
     file = RankReader().read(path)
     assert file.results == ()
-    assert file.problem.startswith("rank-0.xml cannot be read to its end: ")
+    assert file.problem.startswith("rank-0.xml cannot be read to the end: ")
     assert says in file.problem
 
 

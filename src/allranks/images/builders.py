@@ -52,7 +52,7 @@ def space_for(wheels: Iterable[Path], builder: Builder) -> SpaceNeeds:
     """The disk space for the build of a layer, from the unpacked sizes that its wheels list.
 
     Both builders store the context in a step of its own, and the layer twice: in a build stage and in the image. The
-    legacy builder also keeps the context that was sent, and two more copies of a layer while it commits the container
+    legacy builder also keeps the context that was sent, and one more copy of a layer while it commits the container
     of a step. 3.0 GB of wheels that unpack to 5.65 GB took 24 GB.
     """
     sizes = [_sizes(wheel) for wheel in wheels]
@@ -84,7 +84,7 @@ def check_space(client: DockerClient, layer: str, wheels: Iterable[Path], builde
             why=f"The build takes {gigabytes(needs.temporary)} and the result {gigabytes(needs.permanent)}, but "
             f"{folder} has only {gigabytes(free)}.",
             remedy="Free some: `allranks clean --images` removes images that were not used lately, and "
-            "docker system df shows the rest.",
+            "`docker system df` lists all.",
         )
 
 
@@ -112,10 +112,10 @@ def gigabytes(size: float) -> str:
 _KEPT_LINES = 15
 _LONGEST_LINE = 200
 _NOISE = (" --->", "Removing intermediate container")
-_REMEDY = "Correct [images] of matrix.toml, as the last line of the build suggests, then run again."
+_REMEDY = "Correct [images] in matrix.toml, as the last line of the build suggests, then run again."
 _DISK_REMEDY = (
-    "Free space where the daemon stores its images: `allranks clean --images` removes those of allranks that "
-    "were not used lately, and docker system df shows the rest."
+    "Free up space on the daemon's disk: `allranks clean --images` removes allranks' images that were not used "
+    "lately, and `docker system df` lists all."
 )
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")  # the legacy builder colors a step's standard error
 _FAILED_STEP = re.compile(r"The command '.*' returned a non-zero code: (\d+)", re.DOTALL)
@@ -254,7 +254,7 @@ def _check_same_daemon(client: DockerClient, request: BuildRequest) -> None:
     if find(client, request.tag) is None:
         raise ImageError(
             _what(request),
-            why="The docker command uses another daemon than allranks.",
+            why="The docker command does not use allranks' daemon.",
             remedy="Set DOCKER_HOST to the same daemon for both.",
         )
 
@@ -276,6 +276,6 @@ def _failure(request: BuildRequest, lines: Iterable[str]) -> ImageError:
 
 
 def shortened(line: str) -> str:
-    """A line of build output, without the script of a failed step and clipped."""
+    """A clipped line of build output, without the script of a failed step."""
     line = _FAILED_STEP.sub(r"a step of the build ended with code \1", line)
     return clipped(line, _LONGEST_LINE)

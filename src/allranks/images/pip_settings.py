@@ -78,7 +78,7 @@ import runpy, sys
 sys.path[:] = [entry for entry in sys.path if entry]
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
-"""Like ``-m pip``, but never a module ``pip`` in the working folder."""
+"""``-m pip`` that ignores a module ``pip`` in the working folder."""
 
 _READ = re.compile(r"For variant '\w+', will try loading '(.+)'")
 _SETTING = re.compile(r"(?::env:|(?P<section>[\w-]+))\.(?P<name>[\w-]+)=(?P<value>['\"].*)")

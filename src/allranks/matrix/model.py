@@ -203,7 +203,7 @@ class Suite:
     )
     unchecked_children: UncheckedChildren = key(
         choice(*get_args(UncheckedChildren)),
-        "How to report a failed child process of a passed test, unless it crashed, which is an error.",
+        "How to report a failed child process of a passed test; a crashed one is always an error.",
         default="notice",
         example="error",
     )

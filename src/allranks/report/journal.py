@@ -403,5 +403,5 @@ def _read(reader: JournalReader, file: BinaryIO) -> str:
         try:
             reader.add(decode(line[:-1] if is_whole else line))
         except RecordError as error:
-            return f"cannot be read to its end: line {number} {error}"
+            return f"cannot be read to the end: line {number} {error}"
     return "" if number else "is empty"

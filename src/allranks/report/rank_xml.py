@@ -211,9 +211,9 @@ def _read(reader: _Columns, path: Path) -> tuple[str, str]:
         for _ in reader.feed(path):
             pass
     except UnreadableError as error:
-        return f"cannot be read to its end: {error.why}", error.remedy
+        return f"cannot be read to the end: {error.why}", error.remedy
     except OSError as error:
-        return f"cannot be read to its end: {error.strerror or error}", ""
+        return f"cannot be read to the end: {error.strerror or error}", ""
     return "", ""
 
 

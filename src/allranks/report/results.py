@@ -122,12 +122,12 @@ class Verdict:
 
     @property
     def is_skip_but_pass(self) -> bool:
-        """True if this is an environment skip that counts as a pass by the policy."""
+        """True if this is an environment skip that the policy counts as a pass."""
         return self.kind is VerdictKind.PASSED and self.rule is VerdictRule.SKIPPED
 
     @property
     def is_not_run(self) -> bool:
-        """True for a test that was collected, and skipped because its job ended before."""
+        """True for a test that was collected, and skipped because its job ended first."""
         return self.kind is VerdictKind.SKIPPED and self.rule is VerdictRule.JOB
 
     @property
@@ -325,7 +325,7 @@ class RankFile:
     world_sizes: "array[int]" = field(default_factory=lambda: array("H"))  # 0 if unknown
     # By the index of the key, each result that is not just *passed* with the values in these columns.
     details: Mapping[int, RankResult] = field(default_factory=dict)
-    problem: str = ""  # one sentence on why the file could not be read to its end, or is implausible
+    problem: str = ""  # one sentence on why the file could not be read to the end, or is implausible
     note: str = ""  # a sentence, without its full stop, on an oddity that may be harmless
     is_unfinished: bool = False  # True if its journal does not record that the job finished
     # From the journal, the same for all ranks: timelines of failed tests and tags of tests, by node id.
@@ -444,7 +444,7 @@ def rank_groups(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:
 
 
 def results_of(nodeid: str, groups: Iterable[RankGroup]) -> list[RankResult]:
-    """The results of one test, one for each rank that reports it: the worse one if several files do."""
+    """The results of one test, one for each rank that reports it: the worst if several files do."""
     by_rank = by_key(
         (file.rank or 0, file.result(index))
         for group in groups

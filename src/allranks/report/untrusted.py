@@ -93,7 +93,7 @@ def listing(folder: Path) -> list[Path]:
 
 
 def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Each folder below ``root`` with the names of its folders and of its other entries; links are not followed.
+    """Each folder from ``root`` on with the names of its folders and of its other entries; links are not followed.
 
     Unlike ``os.walk``, this does not recurse (a thousand nested folders are too many for Python 3.11), and it raises an
     error for folders that cannot be read, so that their content does not go missing unnoticed. The caller may remove

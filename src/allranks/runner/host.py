@@ -132,7 +132,7 @@ class _EnvironmentCache:
     def _image(self, job: Job) -> Image:
         """The job's image; if the host has too few GPUs, the image of the same cell without GPUs.
 
-        All tests of the job will be skipped, so the gigabytes of CUDA need not be installed.
+        Its tests will then be skipped, so the gigabytes of CUDA need not be installed.
         """
         needed = gpus_here(job.cell, self.engine.nodes)
         if needed <= len(self.gpus) or self.engine.has_queue:

@@ -71,7 +71,7 @@ def test_a_rank_that_is_missing_for_a_damaged_file_has_one_full_stop(run_folder)
     run_folder.both(JOB, {A: "passed"})
     (run_folder.attempt(JOB) / "rank-1.xml").write_text("")
     said = [test.verdict.message for test in only_suite(judged(run_folder)).tests]
-    assert said[1] == "rank 1 is missing: rank-1.xml cannot be read to its end: it is empty."
+    assert said[1] == "rank 1 is missing: rank-1.xml cannot be read to the end: it is empty."
 
 
 def test_a_planned_job_without_results_is_an_error(run_folder):
@@ -154,7 +154,7 @@ def test_a_rank_whose_file_is_broken_is_missing_with_the_cause(run_folder):
     run_folder.both(JOB, {A: "passed"})
     (run_folder.attempt(JOB) / "rank-1.xml").write_bytes(b"")
     trouble, test = only_suite(judged(run_folder)).tests
-    assert (trouble.name, trouble.verdict.message) == ("rank 1", "rank-1.xml cannot be read to its end: it is empty.")
+    assert (trouble.name, trouble.verdict.message) == ("rank 1", "rank-1.xml cannot be read to the end: it is empty.")
     assert "rank-1.xml cannot be read" in test.verdict.message
 
 

@@ -100,7 +100,7 @@ class RankProcess:
     def freeze(self) -> None:
         """STOP the rank until it gets a signal, and the rest of its process group for good.
 
-        Otherwise, busy or new processes of the rank could delay what is done to end it.
+        Otherwise, busy or new processes of the rank could delay its end.
         """
         if self.exit_status is None and not self.state_before:
             state = linux.state_of(self.pid)
@@ -287,7 +287,7 @@ Disturber = Callable[[Mapping[int, int], str], AbstractContextManager[None]]
 """Disturbs ranks, given the process id of each, in the way that a text describes."""
 
 CLOSED_TIMEOUT = 1.0
-"""Seconds for a rank to end after its connection has; a rank that still runs has closed its connection itself."""
+"""Seconds for a rank to end after its connection closes; one that still runs closed it itself."""
 
 ReadEvents = Callable[[], Sequence[RankEvent]]
 """The data of a descriptor in a selector: called when the descriptor is readable, returns the new events."""
@@ -498,7 +498,7 @@ class LocalRanks:
             # It ended on TERM; once it is reaped, its frozen descendants would have to be found one by one.
             rank.kill_group()
         status = rank.reap()
-        # On a busy host, a rank that ends closes its connection seconds before it has ended.
+        # On a busy host, a rank's connection can close seconds before the rank ends.
         was_killed = status == -signal.SIGKILL or rank.link.is_garbled
         return RankExit(
             rank=rank.number,
@@ -573,8 +573,8 @@ class LocalRanks:
         waits = {rank: read_wait(self._processes[rank].call_log) for rank in ranks}
         number = MAIN_STACK_SIGNAL if briefly else STACKS_SIGNAL
         unable = {rank for rank, state in before.items() if state in ("T", "t")}
-        # Unless they are about to be killed, ranks must not notice: the signal would end one without the handler, as
-        # after an exec, and the wait of one that waits for a signal.
+        # Ranks that will continue must not notice: the signal would kill one that lacks the handler, as after an exec,
+        # and wake one that waits for a signal.
         continuing = {rank: pid for rank, pid in pids.items() if pid not in self._stopped}
         unable |= {rank for rank, pid in continuing.items() if not linux.catches(pid, number)}
         unable |= {rank for rank, pid in continuing.items() if linux.may_wait_for_signal(pid)}
@@ -587,12 +587,12 @@ class LocalRanks:
         stacks = dump_stacks(pids, unable, files, self._code, briefly=briefly)
         if recorder:
             recorder.wait(recordings)
-        if briefly:  # a rank that ends later was elsewhere by then
+        if briefly:  # not where a rank that ends later was
             self._stacks = {**self._stacks, **{rank: file.from_now_on() for rank, file in files.items()}}
         blocked = {
             rank: _BLOCKED.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]
         }
-        # Only ranks that are about to be killed are frozen: inspecting their children may end these.
+        # Freeze only ranks that are about to be killed: inspecting children may end the children.
         frozen = [rank for rank in pids if rank not in continuing and not briefly]
         self.stop(frozen, Stop.FREEZE)
         deadline = clock.monotonic() + CHILDREN_TIMEOUT
@@ -629,7 +629,7 @@ class LocalRanks:
         )
         children = inspect_children(parent, deadline)
         file.append(child_stacks_text(children))
-        # Those that lead their own session, as torchrun's do, are not orphans of the rank, which is killed with them.
+        # Children that lead their own session, as torchrun's do, are not orphans: they are killed with the rank.
         self._stopped.update(child.pid for child in children)
         return children
 

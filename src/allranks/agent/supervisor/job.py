@@ -263,7 +263,7 @@ class Supervisor:
         except JobLimitError:
             frame = self._server.current_frame()
             where = f"; its process was in {frame}" if frame else ""
-            text = f"The suite was not collected when the job's time was up{where}."
+            text = f"The job's time was up before the suite was collected{where}."
             self._write(CollectionFailed(text=text))
             self._stream.write(JobTimedOut(limit=self._config.limits.job))
             return 0

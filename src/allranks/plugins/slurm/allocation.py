@@ -1,6 +1,6 @@
 """A submitted job: its state in the queue, and what ended it.
 
-The queue's answers only explain why a job ended. While the queue does not answer, the job's files determine its state.
+A job is lost only if the queue has lost it, or it is overdue, and its files no longer change.
 """
 
 import json
@@ -26,7 +26,7 @@ _LATE_FILES: Final = 10.0
 new ones after 3 to 5 if a folder changes. A node whose files still change is alive, whatever the queue reports."""
 
 SILENT: Final = 60.0
-"""Seconds without an answer of the queue, or of the shared file system, until that is reported."""
+"""Seconds without a reply from the queue, or from the shared file system, until that is reported."""
 
 _START_LIMIT: Final = 600.0
 """Seconds for allocated nodes to start; they may have to pull an image. If a cluster loses the first node before that,
@@ -36,7 +36,7 @@ OWNER_HEARTBEAT: Final = 15.0
 """Seconds between two heartbeats of the orchestrator, for orchestrators on other hosts."""
 
 _ANSWER_LIMIT: Final = 300.0
-"""Seconds without an answer of the shared file system until the job is given up."""
+"""Seconds without a reply from the shared file system until the job is given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Queue(Protocol):
 
 @dataclass(eq=False)
 class Allocation:
-    """A submitted job, as its agents share it. Times are on the monotonic clock, unless stated otherwise."""
+    """A submitted job, shared by its agents. Times are on the monotonic clock, unless stated otherwise."""
 
     queue: Queue
     folder: Path
@@ -162,7 +162,7 @@ class Allocation:
 
     @property
     def has_left_queue(self) -> bool:
-        """Whether the queue has ended or lost it so long ago that its last files should be visible."""
+        """Whether the queue ended or lost it so long ago that its last files should be visible."""
         if not self._status.end:
             self.gone_since = None
         elif self.gone_since is None:
@@ -192,7 +192,7 @@ class Allocation:
                 self.should_start = False
 
     def request_stop(self) -> None:
-        """Request the supervisors to end their agents, without waiting for the shared file system."""
+        """Ask the supervisors to end their agents, without waiting for the shared file system."""
         self.is_stopping = True
         self.calls.submit((self.folder / files.STOP).touch)
 

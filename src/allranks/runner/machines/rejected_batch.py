@@ -1,6 +1,6 @@
 """If a machine cannot run its batch, records the error as the result of each job of the batch.
 
-The record of a job is that of an attempt without an engine. A later attempt replaces it, like any infrastructure error.
+A job's record is an attempt without an engine. A later attempt replaces it, like any infrastructure error.
 """
 
 import re
@@ -45,7 +45,7 @@ def recording_rejection(command: Callable[[], ExitCode], results: Path, plan_fil
     except JobTakenError:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        with suppress(Exception):  # an error of the recording must not hide this one
+        with suppress(Exception):  # an error in recording must not hide this one
             _record(results, plan_file, batch, _reason(error))
         raise
     if code is ExitCode.INTERRUPTED:

@@ -6,7 +6,7 @@ FAULT = {
     "test": "collection",
     "limits": {"process_group": 1, "test": 2, "job": 3},
     "verdict": ("error", "collection"),
-    "text": ["was not collected when the job's time was up"],
+    "text": ["job's time was up before the suite was collected"],
     "seconds": 10,
 }
 
