@@ -76,7 +76,7 @@ def test_more_gpus_than_torch_has_codes_for_use_the_last_code():
 
 @pytest.mark.parametrize("n", [0, -1])
 def test_no_test_needs_less_than_one_gpu(n):
-    with pytest.raises(ValueError, match="from 1"):
+    with pytest.raises(ValueError, match="at least 1"):
         multi_gpu(n)
 
 
