@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,34 @@ def test_a_blocked_signal_is_not_pending():
 
 def test_no_signal_is_pending_for_an_ended_process():
     assert not linux.is_pending(2**22 + 1, signal.SIGUSR1)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the numbers of system calls are unknown")
+@pytest.mark.parametrize(
+    ("wait", "is_for_a_signal"),
+    [
+        ("signal.pause()", True),
+        ("signal.sigwait([signal.SIGUSR1])", True),
+        ("ctypes.CDLL(None).ppoll(None, 0, None, None)", True),
+        ("select.select([reading], [], [])", False),
+        ("ctypes.CDLL(None).ppoll(ctypes.byref((ctypes.c_int * 2)(reading, 1)), 1, None, None)", False),
+        ("time.sleep(60)", False),
+        ("while True: pass", False),
+    ],
+)
+def test_only_a_process_that_waits_for_a_signal_may_wait_for_one(wait, is_for_a_signal):
+    code = f"import ctypes, os, select, signal, time\nreading, _ = os.pipe()\nprint('ready', flush=True)\n{wait}"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            deadline = time.monotonic() + 10
+            while linux.may_wait_for_signal(process.pid) != is_for_a_signal and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            assert linux.may_wait_for_signal(process.pid) is is_for_a_signal
+        finally:
+            process.kill()
+    assert linux.may_wait_for_signal(process.pid)
 
 
 def test_a_process_can_raise_its_score_for_the_memory_killer():

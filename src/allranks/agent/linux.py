@@ -49,17 +49,24 @@ def _was_sent(send: Callable[[], object]) -> bool:
 _TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
 
 
-_SIGNAL_WAITS = {"x86_64": {34, 128, 130}, "aarch64": {73, 133, 137}}.get(os.uname().machine)
-"""The numbers of pause, rt_sigtimedwait and rt_sigsuspend; on aarch64, pause is a ppoll."""
+_SIGNAL_WAITS = {"x86_64": {34, 128, 130}, "aarch64": {133, 137}}.get(os.uname().machine)
+"""The numbers of rt_sigtimedwait, rt_sigsuspend and, if there is one, pause."""
+
+_PPOLL = {"x86_64": 271, "aarch64": 73}.get(os.uname().machine)
+"""The number of ppoll, which replaces pause if it has no descriptors."""
 
 
 def may_wait_for_signal(pid: int) -> bool:
     """Whether a process's main thread may be in a system call that any signal ends (proc(5), ``/proc/pid/syscall``)."""
     try:
-        call = Path(f"/proc/{pid}/syscall").read_text().split()[0]
+        call, *arguments = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:  # the kernel does not say
         return True
-    return call != "running" and (_SIGNAL_WAITS is None or int(call) in _SIGNAL_WAITS)
+    if call in ("running", "-1"):
+        return False
+    number = int(call)
+    polls_nothing = number == _PPOLL and int(arguments[1], 16) == 0
+    return _SIGNAL_WAITS is None or number in _SIGNAL_WAITS or polls_nothing
 
 
 def signal_thread(pid: int, number: int) -> bool:
