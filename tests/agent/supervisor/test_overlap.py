@@ -202,7 +202,7 @@ IN_USE = {
 def test_a_port_in_use_names_the_concurrent_tests(run_agent):
     agent = run_agent(IN_USE, overlap=2, limits={"peer_grace": 0.3})
     [notice] = [event.text for event in agent.all(Notice) if "port" in event.text]
-    assert "while suite/test_ports.py::TestPort::test_beside ran," in notice
+    assert "; suite/test_ports.py::TestPort::test_beside ran at the same time or just before. Put " in notice
     assert "test_groups" in notice
 
 
