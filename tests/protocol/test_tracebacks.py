@@ -208,7 +208,7 @@ def test_any_text_can_be_read_and_loses_nothing_but_frames_of_tools(text):
 @pytest.mark.parametrize(
     "piece",
     quick(1, [
-        "-", "+", "+-", " |", "E\n", "a:1: ", "a/", "\n\n", '  File "', '  File "a", line 1, in a\n', "a:1: in a\n",
+        "a:1: ", "-", "+", "+-", " |", "E\n", "a/", "\n\n", '  File "', '  File "a", line 1, in a\n', "a:1: in a\n",
         "a:1: \n\n", "_ _ _\n", "Traceback (most recent call last):\n", "Thread 0x", "  +- 1 -\n", "9", "\t", "suite/",
         'Current thread 0x (most recent call first):\n  File "a", line 1 in a\n',
     ]),

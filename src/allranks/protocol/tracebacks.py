@@ -42,7 +42,7 @@ ERROR_MARK: Final = "E   "
 """The start of the lines of an exception, as in pytest."""
 
 
-_PACKAGES: Final = re.compile(r".*(?:-packages|/projects/[^/]+/site)/")
+_PACKAGES: Final = re.compile(r"\A.*(?:-packages|/projects/[^/]+/site)/")
 """The folders of installed packages; the second one is that of the project in the cache of the process engine."""
 
 
