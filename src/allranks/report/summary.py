@@ -189,7 +189,7 @@ def _flaky(merged: MergedRun) -> Iterator[str]:
 
 
 def _flaky_count(count: int) -> str:
-    return f"{count} flaky or fixed test{'' if count == 1 else 's'}"
+    return counted(count, "flaky or fixed test")
 
 
 def _flaky_names(merged: MergedRun) -> list[str]:

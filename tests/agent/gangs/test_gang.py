@@ -131,10 +131,12 @@ def job_end():
 def start_gang(tmp_path, job_end):
     gangs = []
 
-    def start(*answers):
+    def start(*answers, journal=None, process_group=LIMITS.process_group):
+        journal = Records() if journal is None else journal
         known = linux.children()
         ranks = fork_ranks(range(len(answers)), rank_main_of(answers))
-        gang = Gang([LocalRanks(ranks, tmp_path, orphans_since(known))], limits=LIMITS, journal=Records(), end=job_end)
+        limits = replace(LIMITS, process_group=process_group)
+        gang = Gang([LocalRanks(ranks, tmp_path, orphans_since(known))], limits=limits, journal=journal, end=job_end)
         gangs.append(gang)
         assert gang.start().is_clean
         return gang
@@ -194,23 +196,19 @@ def test_a_slow_test_is_reported_with_the_locations_of_its_ranks(slow_gang):
     assert [unknown] == list(second.locations) == [Location(ranks=(1,), frame="", is_waiting=False)]
 
 
-def test_a_rank_that_ends_after_a_slow_line_has_no_stacks_of_that_time(tmp_path, job_end):
+def test_a_rank_that_ends_after_a_slow_line_has_no_stacks_of_that_time(start_gang, tmp_path):
     def die_late(_end):
         write_stacks_to(tmp_path / "rank-0.stacks.txt")
         time.sleep(0.5)
         os._exit(3)
 
-    local_ranks = LocalRanks(fork_ranks([0], rank_main_of([[die_late]])), tmp_path, lambda _pids: ())
     records = Records()
-    gang = Gang([local_ranks], limits=replace(LIMITS, process_group=0.4), journal=records, end=job_end)
-    gang.start()
-    [ended] = gang.run(RUN, within(20)).outcomes
-    gang.close()
+    [ended] = start_gang([die_late], journal=records, process_group=0.4).run(RUN, within(20)).outcomes
     assert [location.frame.rpartition(" ")[2] for location in records[0].locations] == ["die_late"]
     assert (ended.outcome, ended.stacks.text) == (Outcome.CRASHED, "")
 
 
-def test_a_hang_is_located_anew_after_a_slow_line(tmp_path, job_end):
+def test_a_hang_is_located_anew_after_a_slow_line(start_gang, tmp_path):
     def move_on(_end):
         write_stacks_to(tmp_path / "rank-0.stacks.txt")
         time.sleep(0.5)
@@ -219,47 +217,35 @@ def test_a_hang_is_located_anew_after_a_slow_line(tmp_path, job_end):
     def wait_elsewhere():
         time.sleep(60)
 
-    local_ranks = LocalRanks(fork_ranks([0], rank_main_of([[move_on]])), tmp_path, lambda _pids: ())
     records = Records()
-    gang = Gang([local_ranks], limits=replace(LIMITS, process_group=0.4), journal=records, end=job_end)
-    gang.start()
-    [hung] = gang.run(RUN, within(0.7)).outcomes
-    gang.close()
+    [hung] = start_gang([move_on], journal=records, process_group=0.4).run(RUN, within(0.7)).outcomes
     assert [location.frame.rpartition(" ")[2] for location in records[0].locations] == ["move_on"]
     assert hung.stacks.innermost.endswith(" in wait_elsewhere")
 
 
-def test_a_rank_that_waits_for_a_signal_does_not_notice_that_it_is_slow(tmp_path, job_end):
+def test_a_rank_that_waits_for_a_signal_does_not_notice_that_it_is_slow(start_gang, tmp_path):
     def wait_for_a_signal(end):
         write_stacks_to(tmp_path / "rank-0.stacks.txt")
         signal.pause()
         end.send(PASSED)
 
-    local_ranks = LocalRanks(fork_ranks([0], rank_main_of([[wait_for_a_signal]])), tmp_path, lambda _pids: ())
     records = Records()
-    gang = Gang([local_ranks], limits=replace(LIMITS, process_group=0.4), journal=records, end=job_end)
-    gang.start()
-    [hung] = gang.run(RUN, within(0.7)).outcomes
-    gang.close()
+    [hung] = start_gang([wait_for_a_signal], journal=records, process_group=0.4).run(RUN, within(0.7)).outcomes
     assert hung.outcome is Outcome.TIMED_OUT
     assert [slow.ended for slow in records] == [(), ()]
 
 
-def test_a_peer_that_waits_for_a_signal_does_not_notice_a_skip(tmp_path, job_end):
+def test_a_peer_that_waits_for_a_signal_does_not_notice_a_skip(start_gang, tmp_path):
     def wait_for_a_signal(end):
         write_stacks_to(tmp_path / "rank-0.stacks.txt")
         signal.pause()
         end.send(PASSED)
 
-    ranks = fork_ranks([0, 1], rank_main_of([[wait_for_a_signal], [report(SKIPPED)]]))
-    gang = Gang([LocalRanks(ranks, tmp_path, lambda _pids: ())], limits=LIMITS, journal=Records(), end=job_end)
-    gang.start()
-    step = gang.run(RUN, within(1, skip=0.1))
-    gang.close()
+    step = start_gang([wait_for_a_signal], [report(SKIPPED)]).run(RUN, within(1, skip=0.1))
     assert outcomes(step) == {0: Outcome.ABORTED, 1: Outcome.SKIPPED}
 
 
-def test_a_launcher_reports_that_the_test_of_its_ranks_is_slow(tmp_path, job_end):
+def test_a_launcher_reports_that_the_test_of_its_ranks_is_slow(start_gang):
     slow = TestSlow(nodeid=TEST, seconds=2.0, ended=(1,), locations=())
 
     def report_its_ranks(end):
@@ -269,11 +255,7 @@ def test_a_launcher_reports_that_the_test_of_its_ranks_is_slow(tmp_path, job_end
         end.send(PASSED)
 
     records = Records()
-    ranks = LocalRanks(fork_ranks([0], rank_main_of([[report_its_ranks]])), tmp_path, lambda _pids: ())
-    gang = Gang([ranks], limits=replace(LIMITS, process_group=0.2), journal=records, end=job_end)
-    gang.start()
-    gang.run(RUN, within(20))
-    gang.close()
+    start_gang([report_its_ranks], journal=records, process_group=0.2).run(RUN, within(20))
     assert records == [slow]
 
 
